@@ -154,7 +154,7 @@ class Traffic:
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 2_000])
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("properties", [PROPERTIES, WITH_HISTORY], ids=["plain", "history"])
-def test_a_crash_between_any_two_commits_loses_and_revives_nothing(
+def test_a_crash_between_any_two_commits_loses_and_revives_no_message(
     properties: QueueProperties, seed: int, budget_bytes: int
 ) -> None:
     traffic = Traffic(seed, budget_bytes, properties)
@@ -223,7 +223,7 @@ def test_the_same_log_makes_the_same_outcomes(seed: int) -> None:
     assert replay.state.next_deadline_ms == first.rig.state.next_deadline_ms
 
 
-def test_another_seed_makes_other_tokens_and_nothing_else() -> None:
+def test_another_seed_changes_tokens_only() -> None:
     tokens = []
     for seed in (1, 2):
         rig = Rig(seed=seed)

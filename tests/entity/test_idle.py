@@ -74,7 +74,7 @@ def test_an_idle_queue_is_reported_again_each_minute() -> None:
 
 
 @pytest.mark.behaviour("S124")
-def test_without_a_period_nothing_is_reported() -> None:
+def test_idleness_is_not_reported_without_a_period() -> None:
     rig = Rig()
     rig.advance(400 * 24 * 60 * MINUTE_MS)
     assert rig.idle == []
@@ -142,7 +142,7 @@ def test_a_receiver_with_credit_counts_as_long_as_it_is_there() -> None:
     assert is_idle(rig, PERIOD_MS)
 
 
-def test_a_receiver_whose_credit_was_used_up_counts_until_then() -> None:
+def test_a_receiver_counts_until_its_credit_is_used_up() -> None:
     rig = Rig(PROPERTIES)
     consumer_id = rig.consumer()
     rig.apply(SetDemand(consumer_id, 1))
@@ -161,7 +161,7 @@ def test_renewing_a_lock_counts() -> None:
     assert rig.idle == []
 
 
-def test_who_waits_for_a_session_counts() -> None:
+def test_a_receiver_waiting_for_a_session_counts() -> None:
     rig = Rig(QueueProperties(auto_delete_on_idle_ms=PERIOD_MS, requires_session=True))
     assert rig.accept("A") is None
     rig.advance(3 * PERIOD_MS)
@@ -335,7 +335,7 @@ BUSY = Refused(Refusal.BUSY, "the entity is about to be deleted")
     ],
     ids=lambda command: type(command).__name__,
 )
-def test_a_frozen_entity_takes_nothing_and_thaws_by_itself(command: Command) -> None:
+def test_a_frozen_entity_refuses_commands_and_thaws_by_itself(command: Command) -> None:
     rig = frozen_rig()
     assert rig.apply(command) == BUSY
     assert rig.apply(Arrive(2, QUEUE, [5], [message("x")])) == Arrived(0, BUSY)
@@ -365,7 +365,7 @@ def test_a_frozen_entity_can_be_frozen_longer_and_dropped() -> None:
     assert rig.tables.rows == {}
 
 
-def test_what_is_held_stays_frozen_until_it_is_thawed() -> None:
+def test_a_held_entity_stays_frozen_until_it_is_thawed() -> None:
     rig = frozen_rig()
     rig.advance(1_500)
     assert isinstance(rig.apply(Hold(QUEUE)), Frozen)
@@ -375,7 +375,7 @@ def test_what_is_held_stays_frozen_until_it_is_thawed() -> None:
     rig.send("b")
 
 
-def test_only_what_is_frozen_is_held_unless_that_was_decided() -> None:
+def test_only_a_frozen_entity_is_held_unless_deletion_was_decided() -> None:
     rig = frozen_rig()
     rig.advance(2_000)
     assert rig.apply(Hold(QUEUE)) == Refused(Refusal.BUSY, "the entity is frozen no longer")
@@ -386,7 +386,7 @@ def test_only_what_is_frozen_is_held_unless_that_was_decided() -> None:
 
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
-def test_what_waits_in_the_outbox_uses_its_entity(is_reloaded: bool) -> None:
+def test_messages_in_the_outbox_are_a_use_of_their_entity(is_reloaded: bool) -> None:
     rig = Rig(PROPERTIES)
     rig.apply(Transact([Enqueue(QUEUE, [message("a")], via="away")]))
     if is_reloaded:
@@ -400,7 +400,7 @@ def test_what_waits_in_the_outbox_uses_its_entity(is_reloaded: bool) -> None:
     assert QUEUE in rig.idle
 
 
-def test_what_was_used_cannot_be_frozen() -> None:
+def test_a_used_entity_cannot_be_frozen() -> None:
     rig = Rig(PROPERTIES)
     rig.advance(PERIOD_MS)
     assert rig.idle == [QUEUE]
@@ -444,7 +444,7 @@ def test_a_receiver_that_only_waits_is_remembered_across_a_crash() -> None:
     assert rig.idle == []
 
 
-def test_a_crash_does_not_prolong_the_life_of_what_nobody_uses() -> None:
+def test_a_crash_does_not_prolong_the_life_of_an_unused_entity() -> None:
     rig = Rig(PROPERTIES)
     for _ in range(6):
         rig.advance(MINUTE_MS - 1)
@@ -472,7 +472,7 @@ def test_use_is_written_coarsely() -> None:
 # --- freezing what is empty -----------------------------------------------------------------------
 
 
-def test_an_empty_entity_is_frozen_whoever_uses_it() -> None:
+def test_an_empty_entity_is_frozen_even_with_receivers() -> None:
     rig = Rig(QueueProperties())  # it has no period
     rig.send("a")
     (delivery,) = rig.receive()
@@ -490,7 +490,7 @@ def test_an_empty_entity_is_frozen_whoever_uses_it() -> None:
     assert rig.apply(Freeze(9, if_empty=True)) == Refused(Refusal.ENTITY_NOT_FOUND)
 
 
-def test_a_topic_holds_what_its_subscriptions_hold() -> None:
+def test_messages_of_a_subscription_make_its_topic_not_empty() -> None:
     rig = topic_rig(None)
     rig.apply(
         PutEntity(
@@ -512,7 +512,7 @@ def test_a_topic_holds_what_its_subscriptions_hold() -> None:
     assert refused.refusal is Refusal.NOT_EMPTY
 
 
-def test_a_subscription_is_not_empty_any_more_when_its_topic_gives_it_something() -> None:
+def test_a_publish_makes_a_subscription_not_empty() -> None:
     rig = topic_rig(None)
     rig.apply(
         PutEntity(

@@ -143,7 +143,7 @@ def test_dead_letters_by_number_are_sent_again_as_new_messages(
     assert [name_of(each.envelope) for each in rig.receive(count=5)] == ["c", "a"]
 
 
-def test_what_is_sent_again_twice_is_there_once() -> None:
+def test_a_dead_letter_resent_twice_arrives_once() -> None:
     rig = Rig()
     (number,) = kill(rig, "a")
     assert resend(rig, number, number).done == {number: 2}
@@ -166,7 +166,7 @@ def test_a_message_goes_to_a_receiver_that_waits_and_may_die_again() -> None:
     assert properties_of(dead.envelope)["DeadLetterReason"] == "MaxDeliveryCountExceeded"
 
 
-def test_times_begin_anew_and_what_was_a_dead_letter_does_not_say_so() -> None:
+def test_a_resent_message_has_new_times_and_no_dead_letter_reason() -> None:
     rig = Rig(QueueProperties(dead_lettering_on_message_expiration=True))
     fields = [encode_value("id")] + [b"\x40"] * 7
     created = rig.now_ms
@@ -199,7 +199,7 @@ def test_times_begin_anew_and_what_was_a_dead_letter_does_not_say_so() -> None:
     assert delivery.ttl_ms == 5_000
 
 
-def test_an_edit_changes_what_it_names_and_nothing_else() -> None:
+def test_an_edit_changes_the_named_properties_only() -> None:
     rig = Rig()
     sent = message("a", session="s")
     sent.message_id = encode_value("a")
@@ -233,7 +233,7 @@ def test_an_edit_changes_what_it_names_and_nothing_else() -> None:
         (MessageEdit(fields={"session_id": "s", "partition_key": "p"}), None),
     ],
 )
-def test_an_edit_that_cannot_be_is_refused_and_the_message_stays(
+def test_an_invalid_edit_is_refused_and_the_message_stays(
     edit: MessageEdit, refusal: Refusal | None
 ) -> None:
     rig = Rig()
@@ -252,7 +252,7 @@ def test_properties_that_cannot_be_read_are_refused() -> None:
     assert refusals(resend(rig, number)) == {number: Refusal.MESSAGE_MALFORMED}
 
 
-def test_the_target_decides_before_anything_leaves() -> None:
+def test_the_target_checks_messages_before_they_leave() -> None:
     rig = Rig()
     numbers = kill(rig, "a", message("s", session="s"))
     rig.put(QueueProperties(requires_session=True), OTHER)
@@ -269,7 +269,7 @@ def test_the_target_decides_before_anything_leaves() -> None:
     assert rig.peek_names(DLQ) == ["a"]
 
 
-def test_a_full_target_takes_what_fits_and_a_full_queue_its_own() -> None:
+def test_a_full_target_accepts_messages_that_fit_and_a_full_queue_its_own() -> None:
     rig = Rig()
     megabyte = 1 << 20
     numbers = kill(rig, *(message(str(n), size_bytes=250_000) for n in range(5)))
@@ -324,7 +324,7 @@ def test_large_messages_are_handled_in_parts() -> None:
     assert (counts.active, counts.dead_letter) == (200, 0)
 
 
-def test_what_an_edit_makes_large_is_sent_in_parts() -> None:
+def test_messages_enlarged_by_an_edit_are_resent_in_parts() -> None:
     rig = Rig(QueueProperties(max_message_size_in_kilobytes=102_400), limits=LIMITS[Sku.PREMIUM])
     numbers = kill(rig, *(f"m{n}" for n in range(20)))
     handled = resend(rig, *numbers, edit=MessageEdit(body=bytes(3 << 20)))
@@ -378,7 +378,7 @@ def test_dead_letters_go_to_no_other_subscription() -> None:
     assert reply.refusal is Refusal.NOT_ALLOWED
 
 
-def test_a_topic_that_detects_duplicates_publishes_what_is_sent_again() -> None:
+def test_a_topic_with_duplicate_detection_publishes_resent_messages() -> None:
     rig = topic_rig(topic=TopicProperties(requires_duplicate_detection=True))
     sent = message("a")
     sent.message_id = encode_value("a")
@@ -401,7 +401,7 @@ def test_a_subscription_with_sessions_and_its_limits() -> None:
     assert names(rig, TWO, DLQ) == []
 
 
-def test_a_topic_that_is_full_takes_back_what_does_not_grow() -> None:
+def test_a_full_topic_accepts_resent_messages_that_do_not_grow() -> None:
     rig = topic_rig()
     (number,) = kill(rig, "a", entity_no=ONE, to=TOPIC)
     topic = rig.state.entities[TOPIC]
@@ -459,7 +459,7 @@ def test_to_another_partition_exactly_once_and_no_duplicate(crashed: int | None)
     assert rigs[1].state.counts(QUEUE).size_bytes == 0  # type: ignore[union-attr]
 
 
-def test_what_the_other_partition_refuses_for_good_comes_back() -> None:
+def test_messages_refused_by_another_partition_return() -> None:
     rigs = {number: Rig(seed=number) for number in (1, 2)}
     bus = Bus(rigs, {"queue-8": (2, OTHER)})
     rigs[2].put(QueueProperties(requires_session=True), OTHER)
@@ -508,7 +508,7 @@ def test_messages_of_any_state_are_deleted_but_locked_ones(budget_bytes: int, ke
     assert rig.peek_names() == ["a", "e", "f", "h"]
 
 
-def test_deleting_changes_nobody_elses_count_or_place() -> None:
+def test_deleting_leaves_counts_and_places_of_other_messages() -> None:
     rig = Rig()
     numbers = rig.send(*"abcdef")
     for delivery in rig.receive(count=4):
@@ -518,7 +518,7 @@ def test_deleting_changes_nobody_elses_count_or_place() -> None:
     assert found == [("a", 1), ("c", 1), ("d", 1), ("f", 0)]
 
 
-def test_what_returned_stays_in_order_when_one_of_it_is_deleted() -> None:
+def test_returned_messages_stay_in_order_when_one_is_deleted() -> None:
     rig = Rig()
     rig.send(*"abcdefg")
     taken = {name_of(each.envelope): each for each in rig.receive(count=7)}
@@ -528,7 +528,7 @@ def test_what_returned_stays_in_order_when_one_of_it_is_deleted() -> None:
     assert [name_of(each.envelope) for each in rig.receive(count=9)] == list("acdefg")
 
 
-def test_what_is_loaded_behind_a_backlog_comes_when_the_backlog_is_deleted() -> None:
+def test_loaded_messages_are_delivered_when_the_backlog_before_them_is_deleted() -> None:
     rig = Rig(budget_bytes=20 * 1024)
     first = rig.send(*(message(f"m{n}", size_bytes=3_000) for n in range(9)))
     taken = rig.receive("R", 2)
@@ -619,7 +619,7 @@ def test_properties_that_were_set_are_not_held_for_ever() -> None:
     assert not context._is_watching_changes
 
 
-def test_properties_that_were_set_on_abandoning_what_is_deferred_are_not_lost() -> None:
+def test_properties_set_on_abandoning_a_deferred_message_are_kept() -> None:
     rig = Rig()
     (number,) = rig.send("a")
     rig.settle(Disposition.DEFER, *rig.receive())
@@ -676,7 +676,7 @@ def test_a_number_of_another_entity_is_not_found() -> None:
     assert rig.peek_names(entity_no=OTHER) == ["b", "c"]
 
 
-def test_nothing_is_deleted_in_a_disabled_entity() -> None:
+def test_a_disabled_entity_refuses_deletes() -> None:
     rig = Rig()
     (number,) = rig.send("a")
     rig.put(QueueProperties(status=EntityStatus.DISABLED))
@@ -740,7 +740,7 @@ def test_deferred_dead_letters_are_peeked_alone() -> None:
 
 
 @pytest.mark.parametrize("has_sessions", [True, False])
-def test_a_look_goes_on_behind_what_left_while_it_read(has_sessions: bool) -> None:
+def test_a_peek_continues_behind_messages_removed_during_its_read(has_sessions: bool) -> None:
     rig = Rig(QueueProperties(requires_session=has_sessions), budget_bytes=700)
     session = "s" if has_sessions else None
     numbers = rig.send(*(message(f"m{n}", session=session) for n in range(20)))
@@ -760,7 +760,7 @@ def test_a_look_goes_on_behind_what_left_while_it_read(has_sessions: bool) -> No
     assert [each.sequence for each in reply.messages] == numbers[3:6]
 
 
-def test_a_look_ends_before_what_is_not_stored_yet() -> None:
+def test_a_peek_ends_before_uncommitted_messages() -> None:
     rig = Rig(budget_bytes=700, is_auto=False)
     rig.submit(Enqueue(QUEUE, [message(f"m{n}") for n in range(20)]))
     rig.submit(Peek(QUEUE, ACTIVE, 15, 3, 1 << 20))
@@ -770,7 +770,7 @@ def test_a_look_ends_before_what_is_not_stored_yet() -> None:
     assert outcome.reply == Peeked([])
 
 
-def test_a_look_at_dead_letters_goes_on_behind_those_that_left_while_it_read() -> None:
+def test_a_peek_of_dead_letters_continues_behind_those_removed_during_its_read() -> None:
     rig = Rig()
     numbers = kill(rig, *(message(name, size_bytes=200_000) for name in "abcdefgh"))
     dead = rig.receive(count=7, sub_queue=DLQ)

@@ -18,7 +18,7 @@ def stored(rig: Rig, entity_no: int) -> list[str]:
     ]
 
 
-def test_one_that_has_expired_when_it_comes_is_inserted_as_a_dead_letter() -> None:
+def test_a_message_expired_on_arrival_is_inserted_as_a_dead_letter() -> None:
     rig = Rig(QueueProperties(dead_lettering_on_message_expiration=True))
     rig.demand("A", 5)
     (number,) = rig.send(message("late", ttl_ms=0))
@@ -33,7 +33,7 @@ def test_one_that_has_expired_when_it_comes_is_inserted_as_a_dead_letter() -> No
     assert rig.peek_names() == []
 
 
-def test_one_that_comes_while_others_are_forwarded_is_forwarded_once() -> None:
+def test_a_message_arriving_during_forwarding_is_forwarded_once() -> None:
     rig = Rig(QueueProperties())
     rig.send(*(f"m{number}" for number in range(1_500)))
     forwarding = QueueProperties(forward_to="target")
@@ -44,7 +44,7 @@ def test_one_that_comes_while_others_are_forwarded_is_forwarded_once() -> None:
     assert stored(rig, 0)[-2:] == ["m1499", "late"]
 
 
-def test_one_that_comes_while_sessions_are_forwarded_is_forwarded_once() -> None:
+def test_a_session_message_arriving_during_forwarding_is_forwarded_once() -> None:
     rig = Rig(QueueProperties(requires_session=True))
     rig.send(message("deferred", session="a"))
     rig.accept("A", "a")
@@ -60,7 +60,7 @@ def test_one_that_comes_while_sessions_are_forwarded_is_forwarded_once() -> None
     assert stored(rig, 0) == ["late"]
 
 
-def test_a_scheduled_one_that_expired_before_it_was_published_is_a_dead_letter() -> None:
+def test_a_scheduled_message_expired_before_publication_is_a_dead_letter() -> None:
     rig = topic_rig(0)
     rig.put_subscription(ONE, SubscriptionProperties(dead_lettering_on_message_expiration=True))
     envelope = with_properties("due", b"x" * 9_000)
@@ -77,7 +77,7 @@ def test_a_scheduled_one_that_expired_before_it_was_published_is_a_dead_letter()
     assert set(shared) <= rig.tables.rows.keys()
 
 
-def test_what_counts_as_enqueued_earlier_is_not_taken_for_committed() -> None:
+def test_an_earlier_enqueued_time_does_not_imply_a_commit() -> None:
     rig = topic_rig(1)
     consumer_id = rig.consumer("A", entity_no=ONE, mode=DELETE)
     envelope = with_properties("due")

@@ -61,7 +61,7 @@ def test_deaths_are_counted_by_reason_the_first_twenty_apart() -> None:
     assert rig.traffic[QUEUE].deaths == deaths
 
 
-def test_reasons_hold_nothing_that_a_terminal_obeys_and_stay_bounded() -> None:
+def test_reasons_are_bounded_and_without_control_characters() -> None:
     rig = Rig()
     for number in range(40):
         rig.send("m")

@@ -190,7 +190,7 @@ def test_two_sessions_in_one_transaction() -> None:
     assert rig.peek_names() == ["s", "t"]
 
 
-def test_the_quota_counts_what_earlier_operations_took_and_freed() -> None:
+def test_the_quota_counts_bytes_used_and_freed_by_earlier_operations() -> None:
     rig = Rig()
     filled = 1024 * MEGABYTE - 1_000
     rig.state.entities[QUEUE].size_bytes = 0
@@ -220,7 +220,7 @@ def test_the_quota_counts_what_earlier_operations_took_and_freed() -> None:
         (Settle(QUEUE, ACTIVE, [bytes(16)], Disposition.COMPLETE), Refusal.LOCK_LOST),
     ],
 )
-def test_what_a_send_or_settlement_alone_is_refused_for(
+def test_a_transaction_refuses_the_same_operations_as_single_commands(
     operation: Enqueue | Settle, refusal: Refusal
 ) -> None:
     rig = Rig()
@@ -234,7 +234,7 @@ def test_a_disabled_entity_refuses_all() -> None:
     assert refused(rig, *operations).refusal is Refusal.SEND_DISABLED
 
 
-def test_settlements_that_cannot_be_are_refused_before_anything_happens() -> None:
+def test_invalid_settlements_are_refused_before_any_change() -> None:
     rig = Rig()
     rig.send("a", "b", "c")
     a, b, c = rig.receive(count=3)
@@ -251,7 +251,7 @@ def test_settlements_that_cannot_be_are_refused_before_anything_happens() -> Non
 # --- checking locks -------------------------------------------------------------------------------
 
 
-def test_check_locks_changes_nothing() -> None:
+def test_check_locks_leaves_the_state_unchanged() -> None:
     rig = Rig(QueueProperties(lock_duration_ms=5_000))
     rig.send("a", "b")
     a, b = rig.receive(count=2)
@@ -268,7 +268,7 @@ def test_check_locks_changes_nothing() -> None:
 # --- paging, duplicates ---------------------------------------------------------------------------
 
 
-def test_unloaded_messages_are_read_before_anything_happens() -> None:
+def test_unloaded_messages_are_read_before_any_change() -> None:
     rig = Rig(budget_bytes=1_500)
     rig.send(*(f"m{n}" for n in range(6)))
     taken = rig.receive(count=6)
@@ -320,7 +320,7 @@ def test_send_via_reaches_another_partition_with_the_rest_or_not_at_all() -> Non
 
 @pytest.mark.behaviour("S291")
 @pytest.mark.parametrize("case", ["gone", "disabled", "full"])
-def test_what_send_via_cannot_deliver_is_in_the_transfer_dead_letter_queue(case: str) -> None:
+def test_undeliverable_messages_sent_via_are_transfer_dead_lettered(case: str) -> None:
     rigs = {1: Rig(), 2: Rig()}
     status = EntityStatus.DISABLED if case == "disabled" else EntityStatus.ACTIVE
     rigs[2].put(QueueProperties(status=status), entity_no=OTHER)
@@ -376,7 +376,7 @@ def test_a_publish_and_a_settlement_of_a_copy() -> None:
 
 
 @pytest.mark.behaviour("S291", "S292", "S293")
-def test_what_was_sent_via_a_topic_in_vain_is_received_from_its_transfer_dead_letters() -> None:
+def test_messages_sent_via_a_topic_in_vain_are_transfer_dead_letters() -> None:
     """The first message of a transaction went to the topic, the other one elsewhere."""
     bus = Bus({1: topic_rig()}, {})
     rig = bus.rigs[1]

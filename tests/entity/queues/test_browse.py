@@ -176,7 +176,7 @@ def test_receiving_deferred_ones_is_all_or_none() -> None:
 
 
 @pytest.mark.parametrize("disposition", [ABANDON, Disposition.RELEASE, DEFER, None])
-def test_a_deferred_message_stays_deferred_whatever_happens_to_its_lock(
+def test_a_deferred_message_stays_deferred_when_its_lock_ends(
     disposition: Disposition | None,
 ) -> None:
     rig = Rig()

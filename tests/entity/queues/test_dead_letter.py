@@ -52,7 +52,7 @@ def test_dead_lettering_moves_the_message_at_once() -> None:
 
 
 @pytest.mark.behaviour("S55", "S258", "S264")
-def test_reason_and_description_are_exactly_what_was_passed() -> None:
+def test_reason_and_description_are_stored_unchanged() -> None:
     rig = Rig()
     rig.send("m")
     held = rig.receive()
@@ -92,7 +92,7 @@ def test_dropping_the_queue_drops_its_dead_letters() -> None:
 
 
 @pytest.mark.behaviour("S248", "S252")
-def test_nothing_removes_a_dead_letter_not_even_its_ttl() -> None:
+def test_a_dead_letter_outlives_its_ttl() -> None:
     rig = Rig(QueueProperties(default_message_ttl_ms=1_000))
     rig.send(message("m", ttl_ms=500))
     rig.settle(DEAD_LETTER, *rig.receive())
@@ -180,7 +180,7 @@ def test_ten_abandons_show_the_message_ten_times_then_it_is_dead() -> None:
 
 
 @pytest.mark.behaviour("S44", "S256", "S257", "S265", "S271")
-def test_elapsed_locks_exhaust_deliveries_and_the_reason_says_so() -> None:
+def test_elapsed_locks_exhaust_deliveries_with_that_reason() -> None:
     rig = Rig(QueueProperties(max_delivery_count=3))
     rig.send("m")
     for _ in range(3):
@@ -243,7 +243,7 @@ def test_receive_and_delete_never_dead_letters() -> None:
 
 
 @pytest.mark.behaviour("S297")
-def test_receiving_until_nothing_comes_empties_the_dead_letter_queue() -> None:
+def test_receiving_all_messages_empties_the_dead_letter_queue() -> None:
     letters = [f"m{n}" for n in range(25)]
     rig = with_dead_letters(*letters)
     seen = []
@@ -269,7 +269,9 @@ def test_properties_that_outgrow_the_header_dead_letter_the_message() -> None:
 
 @pytest.mark.behaviour("S249")
 @pytest.mark.parametrize("disposition", [ABANDON, Disposition.DEFER])
-def test_a_dead_letter_keeps_its_reason_whatever_is_set_on_it(disposition: Disposition) -> None:
+def test_properties_set_on_a_dead_letter_do_not_replace_its_reason(
+    disposition: Disposition,
+) -> None:
     rig = Rig()
     rig.send("m")
     rig.settle(DEAD_LETTER, *rig.receive(), reason="mine")
@@ -294,7 +296,7 @@ def test_dead_lettering_with_too_large_properties_is_refused_whole() -> None:
     assert rig.settle(COMPLETE, *held) == Settled()
 
 
-def test_a_waiting_receiver_of_the_dead_letter_queue_gets_what_arrives() -> None:
+def test_a_waiting_receiver_of_the_dead_letter_queue_gets_new_dead_letters() -> None:
     rig = Rig()
     rig.consumer("D", sub_queue=DLQ)
     rig.demand("D", 5)

@@ -45,7 +45,7 @@ def test_the_last_receiver_is_named_when_deliveries_are_used_up() -> None:
     ]
 
 
-def test_what_dies_in_a_session_names_its_holder() -> None:
+def test_a_dead_letter_of_a_session_names_the_session_holder() -> None:
     rig = Rig(QueueProperties(requires_session=True))
     rig.send(message("m", session="s"))
     rig.accept("A", "s")
@@ -55,7 +55,7 @@ def test_what_dies_in_a_session_names_its_holder() -> None:
     assert deaths(rig) == [Death(START_MS, 1, A)]
 
 
-def test_what_expires_died_in_nobodys_hands() -> None:
+def test_an_expired_dead_letter_names_no_receiver() -> None:
     rig = Rig(QueueProperties(dead_lettering_on_message_expiration=True))
     rig.send(message("m", ttl_ms=1_000))
     rig.settle(Disposition.ABANDON, *rig.receive("A"))

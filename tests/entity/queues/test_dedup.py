@@ -55,14 +55,14 @@ def test_a_message_with_an_id_seen_before_is_accepted_and_dropped() -> None:
     assert names(rig) == ["a", "b", "c"]
 
 
-def test_without_detection_equal_ids_are_nothing_special() -> None:
+def test_equal_ids_are_accepted_without_duplicate_detection() -> None:
     rig = Rig()
     rig.send(named("a"), named("a"))
     assert names(rig) == ["a", "a"]
     assert rig.tables.seen == []
 
 
-def test_the_window_counts_from_the_first_acceptance_and_from_nothing_else() -> None:
+def test_the_window_counts_from_the_first_acceptance_only() -> None:
     rig = Rig(PROPERTIES)
     rig.send(named("a"))
     rig.advance(WINDOW_MS - 1)
@@ -73,7 +73,7 @@ def test_the_window_counts_from_the_first_acceptance_and_from_nothing_else() -> 
     assert rig.send(named("a")) == [0]
 
 
-def test_what_became_of_the_first_message_does_not_matter() -> None:
+def test_the_fate_of_the_first_message_does_not_matter() -> None:
     rig = Rig(PROPERTIES)
     rig.send(named("a"))
     (delivery,) = rig.receive()
@@ -117,7 +117,7 @@ def test_an_id_that_was_refused_was_not_accepted() -> None:
     assert rig.send(named("c")) == [3]
 
 
-def test_a_duplicate_is_accepted_by_a_full_queue_because_it_takes_no_room() -> None:
+def test_a_full_queue_accepts_a_duplicate() -> None:
     rig = Rig(PROPERTIES)
     rig.send(*(named(f"m{n}", size_bytes=256 * 1024) for n in range(4_096)))
     full = rig.apply(Enqueue(QUEUE, [named("new", size_bytes=1)]))
@@ -127,7 +127,7 @@ def test_a_duplicate_is_accepted_by_a_full_queue_because_it_takes_no_room() -> N
     assert rig.send(named("m7")) == [0]
 
 
-def test_a_scheduled_duplicate_gets_a_number_that_names_nothing() -> None:
+def test_a_scheduled_duplicate_gets_an_unused_sequence_number() -> None:
     rig = Rig(PROPERTIES)
     due_ms = rig.now_ms + 5_000
     (first,) = rig.send(named("a", scheduled_ms=due_ms))
@@ -160,7 +160,7 @@ def test_a_transaction_drops_its_duplicates() -> None:
     assert names(rig) == ["a", "b"]
 
 
-def test_ids_survive_a_crash_and_only_what_was_committed_is_known() -> None:
+def test_only_committed_ids_survive_a_crash() -> None:
     rig = Rig(PROPERTIES, is_auto=False)
     rig.commit()
     rig.submit(Enqueue(QUEUE, [named("a")]))
@@ -204,7 +204,7 @@ def test_an_id_accepted_again_is_remembered_by_its_new_time(
     assert rig.send(named("a")) == [0]
 
 
-def test_turning_detection_off_forgets_and_on_begins_anew() -> None:
+def test_disabling_detection_forgets_all_ids() -> None:
     rig = Rig(PROPERTIES)
     rig.send(named("a"))
     rig.put(QueueProperties())
@@ -307,7 +307,7 @@ def test_an_id_does_not_get_old_within_a_command(is_arrival: bool) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_what_only_looks_like_a_known_id_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hash_collision_with_a_known_id_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         dedup, "digest_of", lambda message_id: b"\x07" * 8 + message_id[-3:].rjust(8)
     )
@@ -346,7 +346,7 @@ def test_detection_is_exact_over_windows_and_restarts(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_what_left_the_window_is_swept_out_of_memory_and_tables() -> None:
+def test_ids_outside_the_window_are_deleted_from_memory_and_tables() -> None:
     rig = Rig(PROPERTIES)
     entity = rig.state.entities.get(QUEUE)
     assert entity is not None

@@ -35,7 +35,7 @@ def test_a_first_delivery_settled_soon_is_never_journalled() -> None:
     assert records(rig) == []
 
 
-def test_what_is_outstanding_after_100_ms_is_journalled_as_one_row() -> None:
+def test_deliveries_outstanding_after_100_ms_are_journalled_as_one_row() -> None:
     rig = Rig()
     rig.send(*"abcd")
     taken = rig.receive(count=4)
@@ -98,7 +98,7 @@ def test_released_takes_a_journalled_attempt_back() -> None:
     assert delivery.delivery_count == 0
 
 
-def test_released_before_the_journal_writes_nothing() -> None:
+def test_a_release_before_the_journal_writes_no_record() -> None:
     rig = Rig()
     rig.send("m")
     rig.settle(RELEASE, *rig.receive())
@@ -124,7 +124,7 @@ def test_quiesce_checkpoints_sizes() -> None:
     assert rig.tables.sizes[7].message_count == 2
 
 
-def test_abandon_and_expiry_write_nothing_more() -> None:
+def test_abandon_and_expiry_write_no_further_record() -> None:
     rig = Rig()
     rig.send("m")
     rig.receive()
@@ -160,7 +160,7 @@ def test_journalling_ticks_come_at_most_every_50_ms() -> None:
     assert sum(len(record.row_keys) for record in records(rig)) == 500
 
 
-def test_an_attempt_that_was_taken_back_stays_so_whatever_the_row_shows() -> None:
+def test_a_deferral_takes_back_an_attempt_folded_into_the_row() -> None:
     """Its record was folded into the row; the one that took it back is newer."""
     rig = Rig()
     numbers = rig.send("m")
@@ -174,7 +174,7 @@ def test_an_attempt_that_was_taken_back_stays_so_whatever_the_row_shows() -> Non
     assert reply.deliveries[0].delivery_count == 0
 
 
-def test_a_session_that_is_closed_again_and_again_counts_nothing() -> None:
+def test_closing_a_session_repeatedly_does_not_count() -> None:
     rig = Rig(QueueProperties(requires_session=True, max_delivery_count=2), budget_bytes=800)
     rig.send(message("m", session="s"))
     for _ in range(3):

@@ -65,7 +65,7 @@ def test_a_message_is_returned_until_the_very_instant() -> None:
 
 @pytest.mark.behaviour("S71", "S72", "S73", "S280")
 @pytest.mark.parametrize("properties", [QueueProperties(), DEAD_LETTERING])
-def test_nothing_expires_while_nobody_receives(properties: QueueProperties) -> None:
+def test_messages_do_not_expire_without_a_receiver(properties: QueueProperties) -> None:
     rig = Rig(properties)
     rig.send(message("m", ttl_ms=1))
     rig.consumer("A")  # attached, without demand
@@ -283,7 +283,7 @@ def test_every_way_to_receive_shows_the_default_of_the_entity(
 
 
 @pytest.mark.behaviour("S93", "S110")
-def test_a_changed_default_applies_to_what_is_looked_at_afterwards() -> None:
+def test_a_changed_default_applies_to_later_reads() -> None:
     rig = Rig()
     rig.send("old")
     rig.put(QueueProperties(default_message_ttl_ms=1_000))

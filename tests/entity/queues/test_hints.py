@@ -16,7 +16,7 @@ def hints(rig: Rig) -> list[tuple[int, int]]:
     return [(hint.consumer_id, hint.count) for hint in told]
 
 
-def test_a_hint_comes_at_once_when_more_is_there() -> None:
+def test_a_hint_is_sent_at_once_with_more_messages_than_demand() -> None:
     rig = Rig()
     rig.send("a", "b", "c")
     consumer_id = rig.consumer()
@@ -27,7 +27,7 @@ def test_a_hint_comes_at_once_when_more_is_there() -> None:
     assert hints(rig) == []  # told once
 
 
-def test_a_hint_comes_when_something_arrives() -> None:
+def test_a_hint_is_sent_when_a_message_arrives() -> None:
     rig = Rig()
     consumer_id = rig.consumer()
     rig.apply(SetDemand(consumer_id, 0, wants_hint=True))

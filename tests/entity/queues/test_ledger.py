@@ -37,7 +37,7 @@ def queued(envelope: Envelope | None, size_bytes: int = 0) -> QueuedMessage:
     return message
 
 
-def test_a_message_that_was_stored_loaded_and_left_leaves_nothing() -> None:
+def test_a_removed_message_restores_all_counts() -> None:
     it = Accounts()
     envelope = Envelope(size_bytes=300)
     it.ledger.store(1, 300)

@@ -24,7 +24,7 @@ def names(deliveries: list) -> list[str]:
 
 
 @pytest.mark.parametrize("disposition", [Disposition.COMPLETE, Disposition.ABANDON])
-def test_lost_locks_settle_nothing_and_their_messages_come_again(disposition: Disposition) -> None:
+def test_lost_locks_settle_no_message_and_redeliver_all(disposition: Disposition) -> None:
     rig = Rig()
     rig.send("m1", "m2", "m3")
     first = rig.receive("A", count=2)
@@ -64,7 +64,7 @@ def test_the_last_allowed_delivery_ends_in_the_dead_letter_queue() -> None:
     assert names(rig.receive("E", sub_queue=DLQ)) == ["m"]
 
 
-def test_more_locks_than_one_turn_takes_are_lost_all_the_same() -> None:
+def test_all_locks_are_lost_over_several_commands() -> None:
     count = 2 * MAINTENANCE_LIMIT + 1
     rig = Rig()
     rig.send(*(f"m{n}" for n in range(count)))

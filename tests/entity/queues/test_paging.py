@@ -60,7 +60,7 @@ def fetches(rig: Rig) -> list[Fetch]:
 
 
 @pytest.mark.parametrize("budget_messages", [1, 3, 10, 40, 200])
-def test_order_holds_whatever_the_budget(budget_messages: int) -> None:
+def test_order_is_independent_of_the_budget(budget_messages: int) -> None:
     rig = Rig(budget_bytes=budget_messages * COST)
     expected = [f"m{n}" for n in range(120)]
     rig.send(*(message(name) for name in expected))

@@ -143,7 +143,7 @@ WAYS = [
 
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 250])
 @pytest.mark.parametrize("leave", WAYS)
-def test_what_is_settled_is_kept_with_its_reason(
+def test_settled_messages_are_kept_with_their_reason(
     leave: Callable[[Rig], Settling], budget_bytes: int
 ) -> None:
     rig = Rig(with_history(), budget_bytes=budget_bytes)
@@ -154,7 +154,7 @@ def test_what_is_settled_is_kept_with_its_reason(
 
 
 @pytest.mark.parametrize("leave", WAYS)
-def test_without_a_history_nothing_is_kept(leave: Callable[[Rig], Settling]) -> None:
+def test_settled_messages_are_deleted_without_a_history(leave: Callable[[Rig], Settling]) -> None:
     rig = Rig()
     leave(rig)
     assert not rig.tables.rows
@@ -168,7 +168,7 @@ def test_without_a_history_nothing_is_kept(leave: Callable[[Rig], Settling]) -> 
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_purge_of_what_is_not_in_memory(is_late: bool) -> None:
+def test_purged_messages_are_kept_in_the_history(is_late: bool) -> None:
     rig = Rig(with_history())
     rig.send("m", "n")
     if is_late:
@@ -222,7 +222,7 @@ def test_a_forwarded_dead_letter_leaves_its_row_behind() -> None:
     assert kept(rig) == [("m", Settling.DEAD_LETTERED)]
 
 
-def test_what_is_on_its_way_is_no_history() -> None:
+def test_forwarded_messages_are_not_kept_as_history() -> None:
     bus = Bus({1: Rig(with_history(forward_to="far")), 2: Rig()}, {"far": (2, QUEUE)})
     rig = bus.rigs[1]
     rig.send("m")
@@ -231,7 +231,7 @@ def test_what_is_on_its_way_is_no_history() -> None:
     assert not rig.tables.rows
 
 
-def test_what_lay_there_when_forwarding_began_is_no_history() -> None:
+def test_messages_stored_before_forwarding_are_not_kept_as_history() -> None:
     bus = Bus({1: Rig(with_history()), 2: Rig()}, {"far": (2, QUEUE)})
     rig = bus.rigs[1]
     rig.send("m")
@@ -315,7 +315,7 @@ def test_one_command_makes_one_mutation_for_each_reason() -> None:
     ]  # fmt: skip
 
 
-def test_a_lost_lock_settles_nothing() -> None:
+def test_a_lost_lock_settles_no_message() -> None:
     rig = Rig(with_history())
     rig.send("m")
     (delivery,) = rig.receive()
@@ -346,7 +346,7 @@ def test_history_can_begin_and_end_at_any_time() -> None:
     assert not rig.tables.rows
 
 
-def test_a_drop_deletes_what_is_live_and_leaves_the_rest_to_the_reaper() -> None:
+def test_a_drop_deletes_live_rows_and_leaves_settled_rows_to_the_reaper() -> None:
     rig = Rig(with_history())
     rig.send("a", "b")
     rig.settle(COMPLETE, *rig.receive())

@@ -68,7 +68,7 @@ def test_an_accepted_message_survives_a_crash() -> None:
 
 
 @pytest.mark.behaviour("S4", "S10", "S16")
-def test_one_bad_send_of_a_hundred_fails_alone_and_leaves_nothing() -> None:
+def test_one_bad_send_of_a_hundred_fails_alone_without_a_trace() -> None:
     rig = Rig()
     messages = [message(f"m{n}") for n in range(100)]
     messages[40] = message("huge", size_bytes=256 * 1024 + 1)
@@ -107,7 +107,7 @@ def test_a_disabled_entity_refuses_sends(status: EntityStatus, refusal: Refusal)
 
 
 @pytest.mark.behaviour("S4")
-def test_a_full_entity_refuses_until_something_leaves() -> None:
+def test_a_full_entity_refuses_until_a_message_is_removed() -> None:
     rig = Rig()
     mebi = 1024 * 1024
     entity = rig.state.entities.get(QUEUE)
@@ -184,7 +184,7 @@ def test_both_modes_on_one_queue_share_out_the_messages() -> None:
 
 
 @pytest.mark.behaviour("S30", "S33")
-def test_a_locked_message_goes_to_nobody_else_and_holds_up_nobody() -> None:
+def test_a_locked_message_is_hidden_and_does_not_block_others() -> None:
     rig = Rig()
     rig.send("m1", "m2")
     assert names(rig.receive("A")) == ["m1"]
@@ -229,7 +229,7 @@ def test_renewal_keeps_the_lock_for_many_durations() -> None:
 
 
 @pytest.mark.behaviour("S38")
-def test_renewing_a_wrong_token_is_refused_and_renews_nothing() -> None:
+def test_renewing_a_wrong_token_is_refused_and_renews_no_lock() -> None:
     rig = Rig()
     rig.send("m")
     (delivery,) = rig.receive()
@@ -374,7 +374,7 @@ def test_a_lock_is_lost_at_its_instant_even_before_a_tick() -> None:
 
 
 @pytest.mark.behaviour("S51")
-def test_dead_lettering_after_the_lock_elapsed_moves_nothing() -> None:
+def test_dead_lettering_after_the_lock_elapsed_is_refused() -> None:
     rig = Rig()
     rig.send("m")
     held = rig.receive()
@@ -386,7 +386,7 @@ def test_dead_lettering_after_the_lock_elapsed_moves_nothing() -> None:
 
 @pytest.mark.behaviour("S51")
 @pytest.mark.parametrize("late_ms", [0, 1])
-def test_dead_lettering_an_elapsed_lock_moves_nothing_even_before_a_tick(late_ms: int) -> None:
+def test_dead_lettering_an_elapsed_lock_is_refused_even_before_a_tick(late_ms: int) -> None:
     rig = Rig()
     rig.send("m")
     (held,) = rig.receive()
@@ -541,7 +541,7 @@ def test_a_lowered_limit_stops_deliveries() -> None:
     assert names(rig.inbox("A")) == ["m1"]
 
 
-def test_a_drain_hands_out_what_is_there_and_withdraws_the_rest() -> None:
+def test_a_drain_delivers_available_messages_and_withdraws_the_rest() -> None:
     rig = Rig()
     consumer_id = rig.consumer("A")
     rig.send("m1", "m2")
@@ -570,7 +570,7 @@ def test_commands_of_an_unknown_receiver_are_harmless() -> None:
     assert delivery.lock_token != b""
 
 
-def test_what_reaches_no_sink_is_given_back() -> None:
+def test_deliveries_without_a_sink_are_given_back() -> None:
     rig = Rig(is_auto=False)
     rig.consumer("A")
     rig.commit()

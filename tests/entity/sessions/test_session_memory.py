@@ -118,7 +118,7 @@ def test_a_schedule_does_not_come_along_with_one_that_is_due_before() -> None:
     assert names(rig.inbox("A")) == ["later"]
 
 
-def test_what_is_cancelled_while_its_row_is_read_does_not_come() -> None:
+def test_a_message_cancelled_while_its_row_is_read_is_not_delivered() -> None:
     rig = rig_of(is_auto=False)
     rig.commit()
     late = message("m", session="s", scheduled_ms=rig.now_ms + 1_000)
@@ -259,7 +259,7 @@ def test_counts_of_a_session_that_is_paged_out_are_kept() -> None:
     assert [d.delivery_count for d in rig.receive("B", 2)] == [1, 0]
 
 
-def test_a_clean_stop_journals_counts_of_what_was_paged_out() -> None:
+def test_a_clean_stop_journals_counts_of_unloaded_messages() -> None:
     rig = rig_of(budget_bytes=6_000)
     send(rig, "s", "a")
     rig.accept("A", "s")
@@ -335,7 +335,7 @@ def test_dormant_sessions_are_small() -> None:
 
 
 @pytest.mark.slow
-def test_what_arrives_above_the_budget_is_small() -> None:
+def test_messages_above_the_budget_take_little_memory() -> None:
     state = PartitionState(
         partition_id=1,
         loaded=loaded_sessions(1, 1),

@@ -154,7 +154,7 @@ def test_single_locks_are_not_renewed() -> None:
     assert refusal(reply) is Refusal.NOT_ALLOWED
 
 
-def test_an_unknown_session_can_be_held_and_leaves_nothing() -> None:
+def test_an_unknown_session_can_be_accepted_and_leaves_no_state() -> None:
     rig = rig_of()
     assert rig.accept("A", "s") == "s"
     assert rig.receive("A", 3) == []
@@ -168,7 +168,7 @@ def test_an_unknown_session_can_be_held_and_leaves_nothing() -> None:
 # --- granting -------------------------------------------------------------------------------------
 
 
-def test_who_waits_gets_the_session_and_what_it_asked_for_beforehand() -> None:
+def test_a_waiting_receiver_gets_the_session_and_its_earlier_demand() -> None:
     rig = rig_of()
     assert rig.accept("A") is None
     rig.demand("A", 2)
@@ -223,7 +223,7 @@ def test_sessions_taken_by_name_leave_no_trace_in_the_line() -> None:
     assert len(queue_of(rig).available) <= 2 * messages_by_session.ORPHANS
 
 
-def test_a_session_keeps_its_turn_behind_others_when_it_is_given_back() -> None:
+def test_a_returned_session_keeps_its_place_behind_earlier_ones() -> None:
     rig = rig_of()
     for session in "abc":
         send(rig, session, f"{session}1")
@@ -263,7 +263,7 @@ def test_locks_of_a_session_end_with_it_even_before_the_tick() -> None:
     ]
 
 
-def test_nothing_is_delivered_into_a_session_that_is_over() -> None:
+def test_an_ended_session_gets_no_delivery() -> None:
     rig = rig_of()
     rig.accept("A", "s")
     rig.demand("A", 3)
@@ -540,7 +540,7 @@ def test_states_count_in_the_size_of_their_entity_also_after_a_crash() -> None:
     assert counted(rig)[1] < 2_000
 
 
-def test_the_quota_refuses_states_and_what_is_sent_beside_them() -> None:
+def test_the_quota_refuses_states_and_messages_alike() -> None:
     rig = rig_of()
     entity = rig.state.entities.get(QUEUE)
     assert entity is not None
@@ -717,7 +717,7 @@ def test_renewing_reaches_every_lock_of_the_session() -> None:
     assert rig.settle(Disposition.COMPLETE, *taken, session_id=b"s") == Settled()
 
 
-def test_what_a_disabled_entity_takes_back_may_be_its_first_dead_letter() -> None:
+def test_a_message_returned_to_a_disabled_entity_may_be_its_first_dead_letter() -> None:
     dead_letters = PROPERTIES.model_copy(update={"dead_lettering_on_message_expiration": True})
     rig = Rig(dead_letters)
     rig.send(message("x", session="a", ttl_ms=1_000))

@@ -64,7 +64,7 @@ def test_each_rule_with_an_action_gives_its_copy() -> None:
     assert values == [None, 1, 3, 4]
 
 
-def test_a_subscription_without_rules_or_with_false_ones_gets_nothing() -> None:
+def test_a_subscription_without_true_rules_gets_no_copy() -> None:
     topic = routing(
         [], [sql("1=0")], [sql("a = 2")], [correlation({"a": 2})], [sql("1=0", "SET a=1")]
     )
@@ -133,7 +133,7 @@ def test_rules_are_replaced_and_removed(rules: list[RuleProperties]) -> None:
     assert topic.route(message, NOW_MS) == []
 
 
-def test_a_wrong_rule_changes_nothing() -> None:
+def test_an_invalid_rule_leaves_routing_unchanged() -> None:
     topic = routing([DEFAULT_RULE])
     with pytest.raises(RuleError, match="line 1, column 4"):
         topic.put(0, [sql("a = 1"), sql("a =")])
@@ -142,7 +142,7 @@ def test_a_wrong_rule_changes_nothing() -> None:
     assert numbers(topic.route(published(), NOW_MS)) == [0]
 
 
-def test_nothing_stays_of_removed_subscriptions() -> None:
+def test_removed_subscriptions_leave_no_entries() -> None:
     topic = Routing(Random(1))
     rules = [correlation({"a": 1, "b": 2}), correlation({"a": 1}, label="x"), correlation({"a": 2})]
     for number in range(3):
@@ -173,7 +173,7 @@ def test_an_error_comes_instead_of_copies_and_concerns_its_subscription_alone() 
     assert failures == [("FilterException", zero), ("RuleActionException", zero)]
 
 
-def test_a_rule_that_need_not_be_asked_cannot_fail() -> None:
+def test_a_rule_skipped_by_routing_cannot_fail() -> None:
     bad = sql("sys.Nothing = 1")
     topic = routing(
         [bad, DEFAULT_RULE], [bad, correlation({"a": 1})], [sql("a = 1"), bad], [bad, sql("a = 1")]
@@ -265,7 +265,7 @@ def scanned(rules: list[RuleProperties], message: Envelope) -> tuple[list[object
     ),
 )
 @settings(max_examples=250, deadline=None)
-def test_routing_gives_what_a_scan_gives(
+def test_routing_selects_the_same_subscriptions_as_a_scan(
     changes: list[tuple[int, list[RuleProperties] | None]],
     messages: list[tuple[dict[str, Value], dict[str, str]]],
 ) -> None:

@@ -104,7 +104,7 @@ def test_two_thousand_rules_of_a_kind_take_little_time(
     assert took_s < TURN_S
 
 
-def test_a_subscription_of_few_conditions_is_asked_whatever_the_others_have_spent() -> None:
+def test_a_subscription_with_few_conditions_is_always_evaluated() -> None:
     topic = Routing(Random(1))
     for number in range(50):
         topic.put(number, hogs(10))
@@ -196,7 +196,7 @@ def test_patterns_are_not_kept_as_tables() -> None:
 
 
 @pytest.mark.behaviour("S260", "S282")
-def test_what_could_not_be_asked_is_a_dead_letter_with_its_reason() -> None:
+def test_an_unevaluated_filter_dead_letters_the_copy_with_a_reason() -> None:
     rig = topic_rig(0)
     rig.put_subscription(ONE, rules=hogs(30))
     rig.put_subscription(TWO)
@@ -225,7 +225,7 @@ def test_a_batch_shares_the_steps_and_the_next_command_has_all_again() -> None:
     assert names(rig, ONE)[-1] == "last"
 
 
-def test_a_transaction_publishes_what_its_check_has_seen() -> None:
+def test_a_transaction_publishes_the_copies_of_its_check() -> None:
     rig = topic_rig(0)
     rig.put_subscription(ONE, rules=[sql("a LIKE '%_y' OR b = 0")])
     operations = [Enqueue(TOPIC, [with_properties(f"m{n}", a="x" * 4_000, b=0)]) for n in range(40)]
@@ -271,7 +271,7 @@ def test_adding_a_rule_compiles_and_indexes_that_rule_alone(
     assert not topic._index._groups
 
 
-def test_a_rule_that_stands_twice_is_taken_away_once() -> None:
+def test_a_rule_added_twice_is_removed_once() -> None:
     twice = correlation({"b": 1}, "SET c = 1")
     topic = Routing(Random(1))
     topic.put(1, [twice, twice])

@@ -114,7 +114,7 @@ def test_the_budget_holds_with_bodies_in_common(budget_bytes: int) -> None:
 # --- definitions ----------------------------------------------------------------------------------
 
 
-def test_a_dropped_subscription_gets_nothing_more() -> None:
+def test_a_dropped_subscription_gets_no_more_copies() -> None:
     rig = topic_rig(2)
     publish(rig, "a")
     rig.apply(DropEntity(ONE, 2))
@@ -139,7 +139,7 @@ def test_dropping_a_topic_drops_its_subscriptions_and_every_row() -> None:
     assert rig.state.counts(TOPIC) is None
 
 
-def test_everything_is_there_after_a_restart() -> None:
+def test_topics_and_their_messages_survive_a_restart() -> None:
     rig = topic_rig(2, TopicProperties(requires_duplicate_detection=True))
     publish(rig, with_properties("a"), with_properties("b", b"x" * 9_000))
     rig.settle(Disposition.COMPLETE, *take(rig, ONE), entity_no=ONE)

@@ -128,7 +128,7 @@ def test_copies_are_in_the_order_of_publishing() -> None:
     assert names(rig, TWO) == [f"m{n}" for n in range(300)]
 
 
-def test_without_rules_or_subscriptions_nothing_is_stored() -> None:
+def test_a_publish_without_rules_or_subscriptions_stores_no_row() -> None:
     rig = topic_rig(0)
     assert publish(rig, "a") == [1]
     rig.put_subscription(ONE, rules=())
@@ -150,7 +150,7 @@ def test_receivers_of_a_subscription_are_served_by_the_publish_itself() -> None:
 
 
 @pytest.mark.behaviour("S284")
-def test_a_filter_that_is_false_or_unknown_gives_nothing_and_no_dead_letter() -> None:
+def test_a_false_or_unknown_filter_gives_neither_copy_nor_dead_letter() -> None:
     rig = topic_rig(1)
     rig.put_subscription(TWO, rules=(sql("r", "color = 'red'"),))
     publish(rig, with_properties("a", color="blue"), with_properties("b"))
@@ -399,7 +399,7 @@ def test_many_due_messages_are_published_in_bounded_steps(monkeypatch: pytest.Mo
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_topic_refuses_what_a_queue_refuses() -> None:
+def test_a_topic_refuses_the_same_messages_as_a_queue() -> None:
     rig = topic_rig(1)
     reply = rig.apply(Enqueue(TOPIC, [message("a", size_bytes=300_000), message("b")]))
     assert isinstance(reply, Enqueued)
@@ -417,7 +417,7 @@ def test_a_topic_refuses_what_a_queue_refuses() -> None:
         assert rig.apply(Enqueue(TOPIC, [message("e")])) == Refused(refusal, "topic")
 
 
-def test_nobody_receives_from_a_topic_or_sends_to_a_subscription() -> None:
+def test_topics_refuse_receivers_and_subscriptions_refuse_senders() -> None:
     rig = topic_rig(1)
     reply = rig.apply(AddConsumer(TOPIC, ACTIVE, 99, DELETE))
     assert isinstance(reply, Refused)
@@ -467,7 +467,7 @@ def test_the_size_of_a_topic_is_that_of_all_copies() -> None:
     assert reply.refusals is not None
 
 
-def test_a_publish_that_makes_too_much_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_above_the_commit_limit_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_state, "MAX_COPIES", 6)
     rig = topic_rig(3)
     batch = Enqueue(TOPIC, [message(name) for name in "abc"], is_atomic=True)

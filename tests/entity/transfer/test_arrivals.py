@@ -32,7 +32,7 @@ def test_too_many_copies_for_one_commit_come_in_several(monkeypatch: pytest.Monk
     assert names(rig, ONE) == [f"m{number}" for number in numbers]
 
 
-def test_what_is_received_at_once_makes_room_for_the_next() -> None:
+def test_immediate_delivery_frees_quota_for_the_next_arrival() -> None:
     rig = Rig()
     entity = rig.state.entities.get(QUEUE)
     assert entity is not None

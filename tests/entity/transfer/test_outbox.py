@@ -86,7 +86,7 @@ def test_new_messages_go_straight_to_the_target_in_order() -> None:
 
 @pytest.mark.behaviour("S204")
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 1_500])
-def test_forwarding_switched_on_moves_what_is_there(budget_bytes: int) -> None:
+def test_enabling_forwarding_moves_stored_messages(budget_bytes: int) -> None:
     bus = make_bus(QueueProperties(lock_duration_ms=5_000))
     rig = bus.rigs[1]
     rig.budget.limit_bytes = budget_bytes
@@ -120,7 +120,7 @@ def test_forwarding_goes_on_after_a_crash() -> None:
     assert bodies(bus) == names
 
 
-def test_more_than_one_turn_may_move_is_moved_in_several() -> None:
+def test_a_large_backlog_is_moved_by_several_commands() -> None:
     rig = Rig(QueueProperties())
     rig.send(*(f"m{n}" for n in range(2_500)))
     start = len(rig.results)
@@ -225,7 +225,7 @@ def test_copies_of_a_topic_are_forwarded() -> None:
     assert rig.tables.rows == {}
 
 
-def test_new_messages_do_not_overtake_what_is_being_moved() -> None:
+def test_new_messages_do_not_overtake_a_moving_backlog() -> None:
     bus = make_bus(QueueProperties())
     rig = bus.rigs[1]
     rig.budget.limit_bytes = 3_000
@@ -288,9 +288,7 @@ def transfer_letters(rig: Rig) -> dict[str, dict[str, object]]:
         ("session", "Session id is null."),
     ],
 )
-def test_what_the_target_refuses_is_in_the_transfer_dead_letter_queue(
-    case: str, reason: str
-) -> None:
+def test_messages_refused_by_the_target_are_transfer_dead_lettered(case: str, reason: str) -> None:
     status = EntityStatus.DISABLED if case == "disabled" else EntityStatus.ACTIVE
     bus = make_bus(FORWARDING, status=status, requires_session=case == "session")
     if case == "gone":
@@ -415,7 +413,7 @@ def test_targets_that_differ_in_case_are_one() -> None:
     assert len(rig.ships) == 1
 
 
-def test_what_nobody_decided_is_offered_again_after_a_while() -> None:
+def test_undecided_messages_are_shipped_again_after_a_delay() -> None:
     rig = Rig(FORWARDING)
     rig.send("a")
     ship = rig.ships.pop()
@@ -426,7 +424,7 @@ def test_what_nobody_decided_is_offered_again_after_a_while() -> None:
     assert rig.ships[0].numbers == ship.numbers
 
 
-def test_the_size_of_what_waits_counts_for_its_source() -> None:
+def test_messages_in_the_outbox_count_in_the_size_of_their_source() -> None:
     rig = Rig(FORWARDING)
     rig.state.entities[QUEUE].max_size_bytes = 1_000
     for n in range(10):
