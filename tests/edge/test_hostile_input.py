@@ -132,7 +132,7 @@ def target(bus: BusThread, hostile: HostileClient) -> RuleTarget:
     return RuleTarget(bus, hostile)
 
 
-def test_bad_filters_are_explained(target: RuleTarget) -> None:
+def test_invalid_filters_are_refused_with_a_reason(target: RuleTarget) -> None:
     for text in BAD_SQL:
         status, name, text_of_error = target.add({"sql-filter": {"expression": text}})
         assert status == 400, (text, status, text_of_error)
@@ -143,7 +143,7 @@ def test_bad_filters_are_explained(target: RuleTarget) -> None:
     target.check()
 
 
-def test_filters_at_the_edge_of_the_grammar_harm_nobody(target: RuleTarget) -> None:
+def test_filters_at_the_edge_of_the_grammar_do_not_harm_others(target: RuleTarget) -> None:
     """Legal or not: they are answered, and a rule that is taken can be evaluated and removed."""
     for text in (
         "(" * 500 + "1=1" + ")" * 500,
@@ -167,14 +167,14 @@ def test_filters_at_the_edge_of_the_grammar_harm_nobody(target: RuleTarget) -> N
 
 
 @pytest.mark.parametrize("description", BAD_DESCRIPTIONS, ids=lambda each: repr(each)[:70])
-def test_descriptions_that_are_none(target: RuleTarget, description: Value) -> None:
+def test_invalid_rule_descriptions_are_refused(target: RuleTarget, description: Value) -> None:
     status, name, text_of_error = target.add(description)
     assert status == 400, text_of_error
     assert name not in RETRYABLE
     target.check()
 
 
-def test_rule_names_that_are_none(target: RuleTarget) -> None:
+def test_invalid_rule_names_are_refused(target: RuleTarget) -> None:
     for name in (None, "", 7, [], {}, "a/b", "x" * 51, "a\0b", "\ud7ff", "a b", "$Other"):
         status, _, text_of_error = target.add(TRUE, name)
         assert status == 400, (name, text_of_error)
@@ -310,7 +310,7 @@ def test_dubious_property_maps_are_refused_or_delivered_as_they_are(
 
 
 @pytest.mark.parametrize("name", [*ROTTEN, *DUBIOUS])
-def test_odd_property_maps_are_refused_or_harm_nobody(
+def test_odd_property_maps_are_refused_or_stored_unread(
     bus: BusThread, hostile: HostileClient, queue: str, name: str
 ) -> None:
     """A queue may take what it need not read; whoever reads it later has an answer too.

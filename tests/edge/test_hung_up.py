@@ -61,9 +61,7 @@ def alive() -> Counter[str]:
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 @pytest.mark.usefixtures("without_collector")
-def test_nothing_of_a_connection_waits_for_the_collector(
-    runner: asyncio.Runner, state: State
-) -> None:
+def test_connections_leave_no_reference_cycles(runner: asyncio.Runner, state: State) -> None:
     async def run() -> Counter[str]:
         async with front(runtime=NeverAnswers()) as listeners:
             port = await listeners.listen(HOST, 0)

@@ -173,7 +173,7 @@ def test_broken_pair_is_logged_once_and_the_old_one_stays(
     assert "BEGIN" not in caplog.text
 
 
-async def test_files_are_watched(
+async def test_changed_certificate_files_are_loaded(
     used: ServerCertificate, other: ServerCertificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "RELOAD_S", 0.01)
@@ -244,7 +244,7 @@ def test_renewal_that_fails_is_logged_once_an_hour_and_the_old_certificate_stays
     assert tls.look() is True
 
 
-def test_encrypted_key_is_refused_and_nobody_is_asked(used: ServerCertificate) -> None:
+def test_encrypted_key_is_refused_without_a_prompt(used: ServerCertificate) -> None:
     key = serialization.load_pem_private_key(used.key_file.read_bytes(), None)
     used.key_file.write_bytes(
         key.private_bytes(

@@ -288,7 +288,7 @@ OVER_AMQP: dict[str, Callable[[ControlledBus, Shown, str], str]] = {
 
 
 @pytest.mark.parametrize("cell", cells(), ids="-".join)
-def test_every_cell_of_the_table(bus: ControlledBus, cell: Cell) -> None:
+def test_access_follows_every_cell_of_the_table(bus: ControlledBus, cell: Cell) -> None:
     resource = "sb://localhost/other" if cell.shown == "other queue" else "sb://localhost/"
     shown = shown_as(cell.shown, resource)
     if cell.listener in OVER_AMQP:
@@ -558,7 +558,7 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
 
 
 @pytest.mark.parametrize(("shown", "attempt", "outcome"), table("Scope of rights")[2:])
-def test_every_row_of_how_far_a_right_reaches(
+def test_a_right_reaches_the_entities_of_the_table(
     bus: ControlledBus, shown: str, attempt: str, outcome: str
 ) -> None:
     assert REACH[shown, attempt](bus) == outcome

@@ -99,7 +99,7 @@ def put_token(bus: BusThread, client: RawClient, queue: str) -> Frame:
 
 
 @pytest.mark.slow
-def test_bodies_that_are_promised_cost_nothing(
+def test_announced_bodies_take_no_budget(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus.listener.inflight.reading, "limit", Limit(1_000_000))
@@ -234,7 +234,7 @@ def test_unfinished_deliveries_of_one_key_leave_budget_for_others(
         assert goes_on(send, undisturbed_s)
 
 
-def test_unfinished_delivery_before_a_key_is_counted_for_nobody_in_particular(
+def test_unfinished_delivery_before_authentication_counts_for_no_key(
     bus: BusThread, queue: str
 ) -> None:
     """Then for the key, once it is shown."""
@@ -407,7 +407,7 @@ class HeldEndpoint:
         self.granted += 1
 
 
-def test_further_bytes_of_a_delivery_give_nobody_credit() -> None:
+def test_further_bytes_of_a_delivery_grant_no_held_credit() -> None:
     """An account above its share waits, also while one of its deliveries grows."""
     inflight = InflightBudget(soft_bytes=1_000, hard_bytes=10_000, unfinished_bytes=4_000)
     engine = SimpleNamespace(partial_bytes=1_000)

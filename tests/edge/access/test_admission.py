@@ -222,7 +222,7 @@ def test_table_of_refusals_is_bounded(
     assert len(admission_control._refusals) == 10
 
 
-def test_connection_that_is_handed_over_stays_unauthenticated(
+def test_handed_over_connection_stays_unauthenticated(
     admission_control: AdmissionControl,
 ) -> None:
     (admission,) = admit(admission_control)

@@ -173,7 +173,7 @@ def throttle(timers: Timers) -> AuthThrottle:
     return AuthThrottle(lambda: timers.now_s, timers.call_later)
 
 
-def test_keys_are_not_looked_at_while_refusals_wait(throttle: AuthThrottle, timers: Timers) -> None:
+def test_keys_are_not_checked_while_refusals_wait(throttle: AuthThrottle, timers: Timers) -> None:
     guesser = Guesser(throttle)
     for _ in range(100):
         guesser.guess()
@@ -188,7 +188,7 @@ def test_keys_are_not_looked_at_while_refusals_wait(throttle: AuthThrottle, time
     assert (throttle._guessed, throttle.queued.used) == ({}, 0)
 
 
-def test_keys_that_are_sent_away_are_counted(throttle: AuthThrottle) -> None:
+def test_keys_refused_unchecked_are_counted(throttle: AuthThrottle) -> None:
     """Whether one address or all together have too many that wait."""
     guessers = [Guesser(throttle, f"198.51.100.{number}") for number in range(100)]
     for guesser in guessers:
@@ -208,7 +208,7 @@ def test_two_keys_a_second_at_most_over_a_minute(throttle: AuthThrottle, timers:
     assert 60 < guesser.checked <= 120
 
 
-def test_good_keys_are_checked_in_their_turn_and_free_their_place(
+def test_valid_keys_are_checked_in_order_and_free_their_place(
     throttle: AuthThrottle, timers: Timers
 ) -> None:
     guesser = Guesser(throttle)
@@ -290,7 +290,7 @@ def test_http_and_amqp_share_refusal_counts(guarded: BusThread) -> None:
 
 
 @pytest.mark.slow
-def test_client_that_does_not_wait_for_its_refusal_harms_nobody(guarded: BusThread) -> None:
+def test_client_that_does_not_wait_for_its_refusal_delays_no_other(guarded: BusThread) -> None:
     init = frame(SASL_INIT, Symbol("PLAIN"), f"\0{ROOT.name}\0wrong".encode(), kind=1)
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as client:
         client.sendall(b"AMQP\x03\x01\x00\x00" + init)
@@ -366,7 +366,7 @@ def test_fifty_connections_that_do_not_wait_try_two_keys_a_second(
 
 
 @pytest.mark.slow
-def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
+def test_authenticated_client_is_not_delayed_and_others_queue(
     watched: tuple[BusThread, Timers],
 ) -> None:
     bus, timers = watched
@@ -415,7 +415,7 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
         assert http.recv(65_536).startswith(b"HTTP/1.1 429 ")
 
 
-def test_keys_that_are_sent_away_are_forgotten(throttle: AuthThrottle) -> None:
+def test_keys_refused_unchecked_are_forgotten(throttle: AuthThrottle) -> None:
     """With their requests, which may be a megabyte."""
     late = LateCalls()
     connection = cast(AmqpConnection, SimpleNamespace(address="192.0.2.1"))

@@ -63,7 +63,7 @@ async def machine() -> Machine:
     return found
 
 
-async def test_short_turns_never_wait(machine: Machine) -> None:
+async def test_short_calls_never_wait(machine: Machine) -> None:
     for _ in range(9):
         machine.turn("own", 3)
         assert machine.may("own")
@@ -77,7 +77,7 @@ async def test_single_account_never_waits() -> None:
         assert machine.may("own")
 
 
-async def test_a_long_turn_is_followed_by_a_pause_as_long(machine: Machine) -> None:
+async def test_a_long_call_is_followed_by_a_pause_of_its_length(machine: Machine) -> None:
     machine.turn("own", 30)
     assert machine.time.is_costly("own")
     assert machine.may("others")
@@ -85,7 +85,7 @@ async def test_a_long_turn_is_followed_by_a_pause_as_long(machine: Machine) -> N
     assert not machine.may("own")
 
 
-async def test_costly_account_has_short_turns_for_a_while(machine: Machine) -> None:
+async def test_costly_account_is_limited_to_short_calls_for_a_while(machine: Machine) -> None:
     machine.turn("own", 30)
     machine.clock.now_ns += 31 * MS
     assert machine.may("own")
@@ -94,7 +94,7 @@ async def test_costly_account_has_short_turns_for_a_while(machine: Machine) -> N
     assert not machine.time.is_costly("own")
 
 
-async def test_a_short_turn_on_a_busy_machine_is_not_its_fault(machine: Machine) -> None:
+async def test_a_preempted_short_call_does_not_count_as_long(machine: Machine) -> None:
     machine.turn("own", 500, cpu_ms=3)
     assert machine.may("own")
     machine.turn("own", 50, cpu_ms=4)
@@ -102,13 +102,13 @@ async def test_a_short_turn_on_a_busy_machine_is_not_its_fault(machine: Machine)
     assert not machine.may("own")
 
 
-async def test_account_waiting_for_turns_of_others_counts_as_present(machine: Machine) -> None:
+async def test_account_waiting_for_others_counts_as_present(machine: Machine) -> None:
     for _ in range(300):
         machine.turn("own", 40)
     assert not machine.may("own")
 
 
-async def test_account_without_turns_for_long_counts_as_absent(machine: Machine) -> None:
+async def test_idle_account_counts_as_absent(machine: Machine) -> None:
     machine.clock.now_ns += OTHERS_NS + 9 * MS
     machine.turn("own", 30)
     assert machine.may("own")
@@ -117,7 +117,7 @@ async def test_account_without_turns_for_long_counts_as_absent(machine: Machine)
     assert not machine.may("own")
 
 
-async def test_a_key_that_was_there_long_ago_is_not_waited_for() -> None:
+async def test_a_key_absent_for_long_delays_no_other() -> None:
     machine = Machine()
     machine.turn("others", 1)
     machine.clock.now_ns += OTHERS_NS + 9 * MS
@@ -147,7 +147,7 @@ async def test_unauthenticated_client_is_costly_beside_authenticated_ones() -> N
     assert machine.may("own")
 
 
-async def test_waiting_turns_run_one_after_the_other() -> None:
+async def test_waiting_calls_run_one_after_the_other() -> None:
     time = LoopTime()
     done: list[int] = []
     over = asyncio.Event()
@@ -213,7 +213,7 @@ def test_http_clients_count_as_present(bus: BusThread, queue: str) -> None:
 
 
 @pytest.mark.slow
-def test_frames_that_do_nothing_leave_half_of_the_loop(bus: BusThread, queue: str) -> None:
+def test_floods_of_empty_frames_leave_half_of_the_loop(bus: BusThread, queue: str) -> None:
     """64 KiB of them take 40 ms: without pauses each send waits for those of all connections."""
     flood = frame(DISPOSITION, True, Uint(0), Uint(2**31 - 1), True, described(0x24, [])) * 4_000
 

@@ -44,7 +44,7 @@ def test_accounts_that_take_alternately_get_the_same() -> None:
     assert [shares.of(account) for account in "abc"] == [TOTAL // 4] * 3
 
 
-def test_refusals_are_counted_and_nothing_is_taken_with_them() -> None:
+def test_refusals_are_counted_and_take_no_share() -> None:
     shares = Shares(Limit(100))
     assert not shares.take("a", 51)
     assert (shares.used, shares.refused_count) == (0, 1)

@@ -105,7 +105,7 @@ def test_answers_wait_for_a_client_that_reads(
     assert connection.inflight.unanswered.used == 0
 
 
-def test_requests_that_nobody_took_are_forgotten_with_their_link(
+def test_unanswered_requests_are_forgotten_with_their_link(
     bus: BusThread, raw: RawClient, queue: str
 ) -> None:
     fill(raw, queue, 1, size=50_000)
@@ -139,7 +139,7 @@ def ask(raw: RawClient, payload: bytes) -> tuple[int, dict[str, Value]]:
 
 
 @pytest.mark.parametrize("rule", RULES[:2], ids=["with the right", "without it"])
-def test_body_of_many_values_costs_nobody(
+def test_body_of_many_values_takes_bounded_memory(
     bus: BusThread, queue: str, rule: KeyRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A megabyte of empty lists is 72 MB on the heap. Without the right it is not even read."""

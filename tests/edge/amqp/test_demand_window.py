@@ -49,7 +49,7 @@ def test_defaults_answer_a_drain_before_sdks_give_up() -> None:
     assert LIMITS.step_bytes < 16 << 20
 
 
-def test_demand_is_the_credit_above_what_was_delivered() -> None:
+def test_demand_is_the_credit_without_delivered_messages() -> None:
     demand = window()
     assert demand.request(10, is_held=False) == SetDemand(1, 10)
     assert deliver(demand, 4, 10) == 4
@@ -106,7 +106,7 @@ def test_unsettled_deliveries_bound_the_demand() -> None:
     assert demand.request(90, is_held=False) == SetDemand(1, 15)
 
 
-def test_a_client_that_does_not_read_gets_what_was_requested_and_no_more() -> None:
+def test_a_client_that_does_not_read_gets_requested_messages_only() -> None:
     demand = window()
     demand.request(10, is_held=False)
     deliver(demand, 4, 10)

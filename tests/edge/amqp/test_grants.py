@@ -64,7 +64,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_each_ends_at_its_second_and_one_timer_is_enough(rig: Rig) -> None:
+def test_each_grant_ends_at_its_second_with_one_timer(rig: Rig) -> None:
     for path, expires_s in (("b", 1_020.0), ("a", 1_010.0), ("c", NEVER_S), ("d", 1_015.0)):
         rig.add(path, expires_s)
     rig.add("d", 1_030.0)  # renewed in time
@@ -75,7 +75,7 @@ def test_each_ends_at_its_second_and_one_timer_is_enough(rig: Rig) -> None:
     assert not rig.timers
 
 
-def test_far_ends_are_looked_at_again_since_real_time_may_move(rig: Rig) -> None:
+def test_far_expiries_are_checked_again_as_real_time_may_move(rig: Rig) -> None:
     rig.add("a", 1_000.0 + 3 * MAX_WAIT_S)
     rig.add("b", 1e300)
     rig.pass_until(1_000.0 + 2.5 * MAX_WAIT_S)
@@ -87,7 +87,7 @@ def test_far_ends_are_looked_at_again_since_real_time_may_move(rig: Rig) -> None
     assert rig.grants.has_expired()
 
 
-def test_nothing_is_watched_after_the_end(rig: Rig) -> None:
+def test_ended_grants_are_not_watched(rig: Rig) -> None:
     rig.add("a", 1_010.0)
     rig.grants.close()
     assert not rig.timers

@@ -409,7 +409,7 @@ def test_receive_and_delete_has_no_unsettled_deliveries(few: RawClient, queue: s
 # --- idle links ---------------------------------------------------------------------------------
 
 
-def test_idleness_counts_from_the_look_behind_the_last_use() -> None:
+def test_idleness_counts_from_the_check_after_the_last_use() -> None:
     one = Idleness()
     assert not one.is_over(1_000)
     assert not one.is_over(600_999)
@@ -451,7 +451,7 @@ def test_idle_links_are_detached_and_others_stay(
     assert raw.read().code in (DISPOSITION, TRANSFER)
 
 
-def test_a_look_that_breaks_ends_its_connection_alone(
+def test_a_failed_idle_check_ends_its_connection_alone(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw.attach_receiver(queue)
@@ -468,7 +468,7 @@ def test_a_look_that_breaks_ends_its_connection_alone(
 
 
 @pytest.mark.slow
-def test_sdk_takes_up_again_after_idle_minutes(
+def test_sdk_resumes_after_idle_minutes(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idleness, "LINK_IDLE_MS", 100_000)

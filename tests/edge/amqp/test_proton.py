@@ -52,7 +52,7 @@ def receiver_of(connection: BlockingConnection, queue: str, credit: int = 10) ->
     return connection.create_receiver(queue, credit=credit)
 
 
-def test_a_browser_is_refused_and_locks_nothing(
+def test_a_browser_is_refused_and_locks_no_message(
     bus: BusThread, connection: BlockingConnection, queue: str
 ) -> None:
     connection.create_sender(queue).send(Message(body="here"))

@@ -19,7 +19,7 @@ RETRIED = {conditions.SERVER_BUSY, conditions.TIMEOUT}
 
 
 @pytest.mark.behaviour("S7", "S8")
-def test_only_trouble_that_passes_is_retried() -> None:
+def test_only_transient_errors_are_retried() -> None:
     passing = {refusal for refusal, entry in REFUSALS.items() if entry[0] in RETRIED}
     assert passing == {Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY}
     assert {status_code(refusal) for refusal in passing} == {503, 408}
@@ -90,7 +90,7 @@ def test_outage_is_logged_at_once_and_then_summed_up_each_minute(
     assert sums.is_logged(away, "orders")
 
 
-def test_sum_names_the_entities_refused_most_and_is_bounded(
+def test_summary_names_the_most_refused_entities_and_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     timers = Timers()

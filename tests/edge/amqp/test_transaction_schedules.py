@@ -117,7 +117,7 @@ def test_a_commit_schedules_under_the_returned_numbers(
         assert [str(each) for each in found] == ["b", "c"]
 
 
-def test_a_rollback_schedules_nothing_and_its_numbers_are_gone(
+def test_a_rollback_schedules_no_message_and_uses_up_its_numbers(
     bus: BusThread, robot: ScheduleClient, queue: str
 ) -> None:
     robot.open_node(queue)
@@ -129,7 +129,7 @@ def test_a_rollback_schedules_nothing_and_its_numbers_are_gone(
     assert robot.schedule(following, later_ms(bus), "b") > [number]
 
 
-def test_it_goes_with_a_settlement_of_the_same_queue(
+def test_a_schedule_commits_with_a_settlement_of_the_same_queue(
     bus: BusThread, robot: ScheduleClient, queue: str
 ) -> None:
     robot.attach_sender(queue)
@@ -158,7 +158,7 @@ def test_messages_due_by_the_commit_are_delivered_then(
     assert str(received) == "a"
 
 
-def test_a_topic_publishes_it_when_it_is_due(
+def test_a_topic_publishes_a_scheduled_message_when_due(
     bus: BusThread, robot: ScheduleClient, client: ServiceBusClient
 ) -> None:
     topic = bus.topic()
@@ -245,7 +245,7 @@ def slice_number(payload: bytes) -> int:
         ("cancel-scheduled-message", {"sequence-numbers": []}, 501),
     ],
 )
-def test_operations_that_a_transaction_refuses(
+def test_a_transaction_refuses_unsupported_operations(
     robot: ScheduleClient, queue: str, operation: str, body: dict[str, Any], status: int
 ) -> None:
     robot.open_node(queue)

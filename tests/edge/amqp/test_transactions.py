@@ -152,7 +152,7 @@ def test_sends_take_effect_when_the_transaction_commits(
     assert bus.counts(queue).active == 3
 
 
-def test_a_transaction_that_failed_leaves_nothing(
+def test_a_failed_transaction_has_no_effect(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
     client.attach_sender(queue)
@@ -321,7 +321,7 @@ def test_transactions_being_committed_are_not_rolled_back(bus: BusThread, queue:
         assert (account.unanswered.used, account.waiting.used) == (0, 0)
 
 
-def test_a_discharge_waits_until_every_lock_was_looked_at(
+def test_a_discharge_waits_for_the_check_of_every_lock(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
     client.attach_sender(queue)
@@ -449,7 +449,7 @@ def test_a_client_without_a_key_may_open_few(bus: BusThread, client: Transaction
     assert condition(client.request(DECLARE, None)) == "amqp:resource-limit-exceeded"
 
 
-def test_open_transactions_hold_nobody_up(
+def test_open_transactions_do_not_block_other_clients(
     bus: BusThread, client: TransactionClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = bus.listener.inflight
@@ -595,7 +595,7 @@ def test_settlements_wait_no_longer_than_the_right_to_listen(
     assert bus.counts(queue).active == 1
 
 
-def test_discharge_asks_again_whether_a_token_is_still_good(bus: BusThread) -> None:
+def test_discharge_checks_the_tokens_again(bus: BusThread) -> None:
     """The right was not checked since it ended; forwarding to a target needs a right there too."""
     scoped, other = bus.queue("scoped"), bus.queue()
     expires_s = int(bus.real_time_s()) + 3_600

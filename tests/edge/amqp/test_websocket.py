@@ -123,7 +123,7 @@ def test_handshake_may_follow_other_requests(bus: BusThread, queue: str) -> None
 
 
 @pytest.mark.parametrize("step", [1, 7, 65_535, 1 << 20])
-def test_boundaries_of_frames_mean_nothing(bus: BusThread, queue: str, step: int) -> None:
+def test_boundaries_of_frames_are_ignored(bus: BusThread, queue: str, step: int) -> None:
     client = WebSocketClient(bus.port, step=step)
     body = message(bytes(range(256)) * (2 if step < 10 else 200))
     with amqp(client) as raw:
@@ -171,7 +171,7 @@ def test_message_may_come_in_fragments_with_pings_between(opened: WebSocketClien
     assert found[PONG] == b"are you there?"
 
 
-def test_pongs_nobody_asked_for_are_ignored(opened: WebSocketClient) -> None:
+def test_unsolicited_pongs_are_ignored(opened: WebSocketClient) -> None:
     opened.socket.sendall(masked(PONG, b"hello") + masked(BINARY, AMQP_HEADER))
     assert opened.recv(8).startswith(AMQP_HEADER)
 

@@ -60,7 +60,7 @@ def test_bytes_after_a_close_frame_are_ignored() -> None:
     assert reader.receive(masked(PING, b"x")).ping is None
 
 
-def test_text_is_refused_before_it_is_here() -> None:
+def test_text_frame_is_refused_at_its_header() -> None:
     with pytest.raises(WebSocketError, match="binary"):
         FrameReader(100).receive(masked(1, b"x" * 1_000)[:2])
 
@@ -72,6 +72,6 @@ def test_close_frame_carries_a_short_reason() -> None:
 
 
 @pytest.mark.slow
-def test_random_conversations_come_through() -> None:
+def test_random_frame_streams_are_read_or_refused() -> None:
     for seed in range(300):
         run_case(seed)

@@ -223,9 +223,7 @@ def test_pre_settled_batches_and_long_messages_can_be_received(raw: RawClient, q
     assert ends == [b"one", b"two", b"ong", b"red"]
 
 
-def test_batch_is_one_delivery_and_all_or_nothing(
-    bus: BusThread, raw: RawClient, queue: str
-) -> None:
+def test_batch_is_one_delivery_and_atomic(bus: BusThread, raw: RawClient, queue: str) -> None:
     raw.attach_sender(queue)
 
     def batch(*members: bytes) -> bytes:
@@ -545,7 +543,7 @@ def test_filters_are_refused_and_never_ignored(
     assert raw.attach_receiver(queue, 2).fields[5] is not None  # the session goes on
 
 
-def test_a_transaction_that_nobody_declared_is_refused(raw: RawClient, queue: str) -> None:
+def test_an_undeclared_transaction_is_refused(raw: RawClient, queue: str) -> None:
     raw.attach_sender(queue)
     state = described(0x34, b"txn")
     payload = message(b"x")

@@ -45,7 +45,7 @@ async def put(
 # --- make, change, delete -------------------------------------------------------------------------
 
 
-async def test_an_entity_lives_and_dies(http: HttpClient) -> None:
+async def test_an_entity_is_created_read_and_deleted(http: HttpClient) -> None:
     made = await put(http, "/raw/queue?api-version=2021-05", LOCK.format(seconds=33))
     assert made.status == 201
     assert made.headers["Content-Type"] == "application/atom+xml;type=entry;charset=utf-8"
@@ -64,9 +64,7 @@ async def test_an_entity_lives_and_dies(http: HttpClient) -> None:
     assert (await put(http, "/raw/queue", If_Match="*")).status == 404
 
 
-async def test_an_etag_keeps_a_change_from_being_overwritten(
-    http: HttpClient, bus: BusThread, queue: str
-) -> None:
+async def test_an_outdated_etag_is_refused(http: HttpClient, bus: BusThread, queue: str) -> None:
     first = (await http.call("GET", f"/{queue}")).headers["ETag"]
     assert re.fullmatch(r'"\d+"', first)
     changed = await put(http, f"/{queue}", LOCK.format(seconds=31), If_Match=first)
@@ -172,7 +170,7 @@ async def test_missing_entities_are_answered_as_by_service_bus(http: HttpClient)
 @pytest.mark.parametrize(
     "query", ["$skip=-1", "$skip=x", "$top=1.5", "$skip=99999999999", "%24top=%D9%A1"]
 )
-async def test_a_page_that_cannot_be_is_refused(http: HttpClient, query: str) -> None:
+async def test_an_invalid_page_is_refused(http: HttpClient, query: str) -> None:
     found = await http.call("GET", f"/$Resources/queues?{query}")
     assert found.status == 400
     assert "use a whole number from 0 to" in found.detail
@@ -346,7 +344,7 @@ def forward_of(bus: BusThread, name: str) -> str | None:
         b'<?xml version="1.0" encoding="idna"?><a/>',
     ],
 )
-async def test_hostile_bodies_are_refused_and_change_nothing(
+async def test_hostile_bodies_are_refused_without_a_change(
     http: HttpClient, bus: BusThread, body: bytes
 ) -> None:
     version = bus.administration.version
@@ -424,7 +422,7 @@ async def wait_until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_counts_that_cannot_be_had_are_not_made_up(
+async def test_unavailable_counts_are_reported_as_unavailable(
     http: HttpClient, bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus.administration, "_loading_s", 0.2)
@@ -462,7 +460,7 @@ async def test_counts_that_cannot_be_had_are_not_made_up(
         ("/late-topic/subscriptions/all/rules/mine", "RuleDescription"),
     ],
 )
-async def test_a_description_that_comes_after_its_rule_is_gone_makes_nothing(
+async def test_a_description_completed_after_its_rule_was_deleted_creates_no_entity(
     bus: BusThread, http: HttpClient, path: str, tag: str
 ) -> None:
     if tag == "RuleDescription":

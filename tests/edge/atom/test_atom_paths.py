@@ -55,7 +55,7 @@ AT = SubscriptionAt("a/b", "S")
         ),
     ],
 )
-def test_a_path_names_one_thing(path: str, parsed: ParsedPath) -> None:
+def test_a_path_names_one_resource(path: str, parsed: ParsedPath) -> None:
     assert parse_path(path) == parsed
 
 

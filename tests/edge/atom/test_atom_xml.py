@@ -134,7 +134,7 @@ def test_immutable_and_unmapped_properties_are_kept() -> None:
     assert not queue_of("<RequiresSession>false</RequiresSession>", known).requires_session
 
 
-def test_an_entity_of_another_kind_leaves_nothing_behind() -> None:
+def test_properties_of_another_kind_of_entity_are_not_kept() -> None:
     assert queue_of("", TopicProperties(requires_duplicate_detection=True)) == QueueProperties()
 
 
@@ -333,7 +333,7 @@ def test_a_page_has_exactly_the_links_python_counts(following: str | None) -> No
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])))
-def test_every_text_makes_a_well_formed_answer(text: str) -> None:
+def test_every_text_is_written_as_well_formed_xml(text: str) -> None:
     rule = RuleProperties(name="r", correlation_filter=CorrelationFilter(label=text, to="x"))
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
     written = Feeds(PLACE, text).rule(subscription, RuleDescription(rule, 5))
@@ -446,7 +446,7 @@ def rule_of(inside: str) -> RuleProperties:
     return read_rule(description)
 
 
-def test_python_calls_false_something_else() -> None:
+def test_false_filter_of_the_python_sdk_becomes_a_constant() -> None:
     found = rule_of('<Filter i:type="FalseFilter"><SqlExpression>1&gt;1</SqlExpression></Filter>')
     assert found.sql_filter == SqlFilter(sql_expression="1=0")
 

@@ -145,7 +145,7 @@ def test_wrong_tokens_wait_and_right_ones_do_not(
     assert time.monotonic() - begun >= 0.3
 
 
-def test_many_wrong_tokens_at_once_are_sent_away(
+def test_many_wrong_tokens_at_once_are_refused_unchecked(
     api: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postbus.edge.control.authorization.MOST_DELAYED", 0)
@@ -274,9 +274,7 @@ def test_commands_read_the_token_of_a_line_with_a_name(tmp_path: Path) -> None:
         ("x" * 70_000, "at most 16"),
     ],
 )
-def test_files_of_tokens_that_cannot_be_used(
-    tmp_path: Path, content: str | None, words: str
-) -> None:
+def test_unusable_token_files_are_refused(tmp_path: Path, content: str | None, words: str) -> None:
     file = tmp_path / "tokens"
     if content is not None:
         file.write_text(content, encoding="utf-8")
@@ -354,7 +352,7 @@ def status_over_tls(
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
-def test_authority_that_is_none(database: str, tmp_path: Path, content: str | None) -> None:
+def test_invalid_authority_is_refused(database: str, tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content, encoding="ascii")
@@ -385,7 +383,7 @@ def test_api_can_be_switched_off(database: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["attacker.example", "10.0.0.1:9465", "[::", ""])
-def test_rebound_names_are_kept_out(api: Caller, host: str) -> None:
+def test_rebound_names_are_refused(api: Caller, host: str) -> None:
     response = api.get("/v1/status", headers={"Host": host})
     assert (response.status, "localhost" in response.body["detail"]) == (403, True)
 
@@ -444,7 +442,7 @@ HOSTILE_BODIES = [
 
 
 @pytest.mark.parametrize("body", HOSTILE_BODIES, ids=range(len(HOSTILE_BODIES)))
-def test_hostile_bodies_change_nothing(api: Caller, body: bytes) -> None:
+def test_hostile_bodies_make_no_change(api: Caller, body: bytes) -> None:
     response = api.call("PUT", "/v1/queues/hostile", data=body)
     assert (response.status, response.kind) == (400, "invalid")
     assert 1 <= len(response.body["problems"]) <= 20
@@ -592,9 +590,7 @@ def test_no_secret_is_answered_or_logged(
     )
 
 
-def test_request_that_is_no_http_is_not_logged(
-    api: Caller, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_malformed_http_is_not_logged(api: Caller, caplog: pytest.LogCaptureFixture) -> None:
     url = urlsplit(api.address)
     head = (
         f"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api.token}\0\r\n\r\n"

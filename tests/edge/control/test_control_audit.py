@@ -60,7 +60,7 @@ def last(running: ControlledBus, **said: object) -> tuple[object, ...]:
     )
 
 
-def test_every_operation_that_changes_something_has_a_verb() -> None:
+def test_every_changing_operation_has_a_verb() -> None:
     assert set(VERBS) == {route.operation for route in ROUTES if route.is_change}
 
 
@@ -196,7 +196,7 @@ def test_rules_that_listeners_change_are_audited_in_few_lines(running: Controlle
     )
 
 
-def test_pages_and_choices(running: ControlledBus) -> None:
+def test_audit_is_paged_and_filtered(running: ControlledBus) -> None:
     for number in range(3):
         assert running.caller.put(path_of("queues", f"page-{number}"), {}).status == 201
     page = running.caller.get("/v1/audit?top=2").body

@@ -51,7 +51,7 @@ def name() -> str:
 
 
 @pytest.mark.parametrize("kind", ["queues", "topics"])
-def test_put_creates_then_changes_then_changes_nothing(api: Caller, name: str, kind: str) -> None:
+def test_put_creates_then_updates_then_is_idempotent(api: Caller, name: str, kind: str) -> None:
     path = path_of(kind, name)
     created = api.put(path, {"defaultMessageTimeToLive": "PT1H"})
     assert (created.status, created.body["created"]) == (201, True)
@@ -83,7 +83,7 @@ def test_put_creates_then_changes_then_changes_nothing(api: Caller, name: str, k
     }
 
 
-def test_unlikely_values_are_remarked_with_the_entity(api: Caller, name: str) -> None:
+def test_unlikely_values_give_warnings_with_the_entity(api: Caller, name: str) -> None:
     path = path_of("queues", name)
     api.put(path, {})
     assert api.get(path).body["warnings"] == []
@@ -273,7 +273,7 @@ def test_rules_of_a_subscription_are_limited_together(api: Caller, name: str) ->
     assert api.put(f"{path}/rules/r16", one).status == 403
 
 
-def test_subscription_without_its_topic(api: Caller, name: str) -> None:
+def test_subscription_without_its_topic_is_refused(api: Caller, name: str) -> None:
     path = path_of("topics", name, "subscriptions", "some")
     assert api.put(path, {}).status == 404
     assert api.get(path).status == 404
@@ -284,7 +284,7 @@ def test_subscription_without_its_topic(api: Caller, name: str) -> None:
 # --- conditions ---------------------------------------------------------------------------------
 
 
-def test_if_match_keeps_two_editors_apart(api: Caller, name: str) -> None:
+def test_if_match_refuses_an_outdated_version(api: Caller, name: str) -> None:
     path = path_of("queues", name)
     first = api.put(path, {}).headers["ETag"]
     second = api.put(path, {"maxDeliveryCount": 5}, headers={"If-Match": first})
@@ -328,7 +328,7 @@ def test_if_none_match_creates_only(api: Caller, name: str) -> None:
         {"If-None-Match": "*", "If-Match": "*"},
     ],
 )
-def test_conditions_that_say_nothing(api: Caller, name: str, headers: dict[str, str]) -> None:
+def test_invalid_conditions_are_refused(api: Caller, name: str, headers: dict[str, str]) -> None:
     response = api.put(path_of("queues", name), {}, headers=headers)
     assert (response.status, response.kind) == (400, "invalid")
     assert api.get(path_of("queues", name)).status == 404
@@ -381,7 +381,7 @@ def test_counts_are_exact_at_rest(running: ControlledBus, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["queues", "rules", "authorization-rules"])
-def test_of_puts_at_once_just_one_created_it(api: Caller, name: str, kind: str) -> None:
+def test_one_of_concurrent_puts_creates_the_entity(api: Caller, name: str, kind: str) -> None:
     path, body = path_of("queues", name), {}
     if kind == "rules":
         api.put(path_of("topics", name), {})

@@ -11,7 +11,7 @@ from tests.edge.control.fuzz_control import fuzz
 
 
 @pytest.mark.slow
-def test_nothing_is_answered_that_the_document_does_not_know(database: str, tmp_path: Path) -> None:
+def test_answers_match_the_openapi_document(database: str, tmp_path: Path) -> None:
     with controlled_bus(database, tmp_path / "bus") as bus:
         found = fuzz(bus, tmp_path, "--phases", "fuzzing", "--max-examples", "3")
     assert found == ""

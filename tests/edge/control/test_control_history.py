@@ -73,7 +73,7 @@ def count_of(api: Caller, queue: str) -> int:
 # --- policies -----------------------------------------------------------------------------------
 
 
-def test_delete_takes_the_messages_along(running: ControlledBus, name: str) -> None:
+def test_delete_removes_the_messages(running: ControlledBus, name: str) -> None:
     api, path = running.caller, path_of("queues", name)
     first = api.put(path, {})
     send(running, name, "one")
@@ -88,7 +88,7 @@ def test_delete_takes_the_messages_along(running: ControlledBus, name: str) -> N
     assert count_of(api, name) == 0
 
 
-def test_delete_if_empty(running: ControlledBus, name: str) -> None:
+def test_delete_if_empty_keeps_an_entity_with_messages(running: ControlledBus, name: str) -> None:
     api, path = running.caller, path_of("queues", name)
     api.put(path, {})
     send(running, name, "one")
@@ -100,7 +100,7 @@ def test_delete_if_empty(running: ControlledBus, name: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["delete", "Keep", "", "Delete&policy=Retain"])
-def test_unknown_policies_delete_nothing(api: Caller, name: str, policy: str) -> None:
+def test_unknown_policies_delete_no_entity(api: Caller, name: str, policy: str) -> None:
     api.put(path_of("queues", name), {})
     response = api.delete(f"{path_of('queues', name)}?policy={policy}")
     assert (response.status, response.body["problems"][0]["field"]) == (400, "policy")
@@ -188,7 +188,7 @@ def test_keys_of_a_queue_open_it_again_when_it_comes_back(
 
 
 @pytest.mark.parametrize("number", ["0", "1", "999999999", "9" * 30, "-1", "one", "%D9%A1"])
-def test_nothing_else_comes_back(api: Caller, number: str) -> None:
+def test_other_entities_cannot_be_restored(api: Caller, number: str) -> None:
     assert api.post(f"/v1/deleted/{number}/restore").status == 404
 
 

@@ -248,7 +248,7 @@ REFUSED: list[tuple[str, dict[str, object], int, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "words"), REFUSED)
-def test_wrong_requests(
+def test_wrong_message_operations_are_refused(
     api: Caller, path: str, body: dict[str, object], status: int, words: str
 ) -> None:
     response = api.post(path, body)

@@ -100,7 +100,7 @@ async def test_a_lock_is_renewed_by_sequence_number(http: HttpClient) -> None:
     assert (await http.call("POST", at)).status == 404
 
 
-async def test_a_lock_that_ran_out_is_gone(http: HttpClient, queue: str) -> None:
+async def test_an_expired_lock_is_not_found(http: HttpClient, queue: str) -> None:
     await http.send(queue, "late")
     locked = await http.lock(queue)
     http.bus.advance(70_000)
@@ -243,7 +243,7 @@ async def test_a_deletion_that_failed_gives_the_message_back(
         ("quota-exceeded", 403, "maximum entity size"),
     ],
 )
-async def test_a_send_the_store_did_not_take(
+async def test_a_send_refused_by_the_store_is_reported(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch,
     refusal: str, status: int, words: str,
 ) -> None:  # fmt: skip
@@ -257,7 +257,7 @@ async def test_a_send_the_store_did_not_take(
 @pytest.mark.parametrize(
     ("refusal", "status"), [("not-applied", 503), ("unknown", 504), ("busy", 503)]
 )
-async def test_a_settlement_the_store_did_not_take(
+async def test_a_settlement_refused_by_the_store_is_reported(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch, refusal: str, status: int
 ) -> None:
     await http.send(queue, "held")
@@ -360,7 +360,7 @@ async def test_a_disconnect_during_a_send_releases_no_budget(
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 @pytest.mark.parametrize("is_old", [False, True], ids=["rule changed", "token old"])
-async def test_a_receive_that_waits_gets_nothing_when_its_right_is_over(
+async def test_a_waiting_receive_ends_with_its_right(
     http: HttpClient, queue: str, method: str, is_old: bool
 ) -> None:
     bus, root = http.bus, http.token
@@ -383,7 +383,7 @@ async def test_a_receive_that_waits_gets_nothing_when_its_right_is_over(
     assert (again.body, again.broker["DeliveryCount"]) == (b"not for you", 1)
 
 
-async def test_a_body_that_comes_after_its_rule_is_gone_is_not_stored(
+async def test_a_body_completed_after_its_rule_was_deleted_is_not_stored(
     http: HttpClient, queue: str
 ) -> None:
     bus = http.bus
@@ -558,7 +558,7 @@ def noting(submit: Callable[..., None], added: list[AddConsumer]) -> Callable[..
     return note
 
 
-async def test_a_consumer_that_waits_for_its_connection_takes_nothing_and_goes(
+async def test_a_kept_consumer_takes_no_message_and_ends(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = http.bus
@@ -658,7 +658,9 @@ async def test_rights_are_those_of_the_rule(
         assert queue in sent.detail or "signature" in sent.detail.lower()
 
 
-async def test_a_token_for_the_address_of_the_request_will_do(http: HttpClient, queue: str) -> None:
+async def test_a_token_for_the_address_of_the_request_is_enough(
+    http: HttpClient, queue: str
+) -> None:
     """Azure compares with the whole URI, and so do the tokens of many scripts."""
     key = RULES[0].keys.primary
     expires_s = int(time.time()) + 600
@@ -672,7 +674,7 @@ async def test_a_token_for_the_address_of_the_request_will_do(http: HttpClient, 
 
 
 @pytest.mark.parametrize("trick", ["x=://h/{own}", "x=a://h/{own}/messages", "://h/{own}"])
-async def test_a_token_for_another_entity_is_not_let_in_by_the_query(
+async def test_a_token_for_another_entity_is_refused_despite_the_query(
     http: HttpClient, queue: str, trick: str
 ) -> None:
     own = f"{queue}/own"
@@ -685,7 +687,7 @@ async def test_a_token_for_another_entity_is_not_let_in_by_the_query(
     assert http.bus.counts(queue).active == 0
 
 
-async def test_no_token_and_an_old_one_are_refused(http: HttpClient, queue: str) -> None:
+async def test_missing_and_expired_tokens_are_refused(http: HttpClient, queue: str) -> None:
     for token in ("", "Bearer e30.e30.", token_of(http.bus, duration_s=-5)):
         http.token = token
         answer = await http.send(queue, "no")

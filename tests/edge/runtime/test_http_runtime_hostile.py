@@ -56,7 +56,7 @@ async def http(bus: BusThread) -> AsyncIterator[HttpClient]:
         ("POST", "/{queue}/MESSAGES/", 201, ""),
     ],
 )
-async def test_addresses(
+async def test_addresses_of_requests_are_parsed_or_refused(
     http: HttpClient, queue: str, method: str, path: str, status: int, words: str
 ) -> None:
     answer = await http.call(method, path.format(queue=queue))
@@ -74,7 +74,9 @@ async def test_a_timeout_of_ages_waits_an_hour(http: HttpClient, queue: str) -> 
 
 
 @pytest.mark.parametrize("partition", ["0000", "0001", "0009", "ffff"])
-async def test_made_up_tokens_of_any_partition(http: HttpClient, partition: str) -> None:
+async def test_invented_lock_tokens_of_any_partition_are_refused(
+    http: HttpClient, partition: str
+) -> None:
     queue = http.bus.queue(enablePartitioning=True)
     await http.send(queue, "safe")
     token = f"00000000-0000-0000-{partition}-000000000001"
@@ -105,7 +107,9 @@ async def test_made_up_tokens_of_any_partition(http: HttpClient, partition: str)
         (b'[{"Body": ' + b"1" * 10_000 + b"}]", "not valid JSON"),
     ],
 )
-async def test_batches_that_are_none(http: HttpClient, queue: str, body: bytes, words: str) -> None:
+async def test_invalid_batches_are_refused(
+    http: HttpClient, queue: str, body: bytes, words: str
+) -> None:
     answer = await http.call("POST", f"/{queue}/messages", body, {"Content-Type": BATCH_TYPE})
     assert (answer.status, words in answer.detail) == (400, True), answer.body
     assert (await http.take(queue)).status == 204
@@ -170,7 +174,7 @@ async def test_headers_are_limited_as_a_message_is(http: HttpClient, queue: str)
         (b"Transfer-Encoding: chunked", 400),
     ],
 )
-async def test_headers_that_are_none(
+async def test_invalid_headers_are_refused(
     http: HttpClient, queue: str, field: bytes, status: int
 ) -> None:
     answer = await ask_raw(http, queue, field)
@@ -197,7 +201,7 @@ async def ask_raw(http: HttpClient, queue: str, *fields: bytes) -> bytes:
         writer.close()
 
 
-async def test_a_client_that_stops_in_its_body_stores_nothing(http: HttpClient, queue: str) -> None:
+async def test_an_incomplete_body_stores_no_message(http: HttpClient, queue: str) -> None:
     head = f"POST /{queue}/messages HTTP/1.1\r\nHost: x\r\nAuthorization: {http.token}\r\n"
     with socket.create_connection(("127.0.0.1", http.bus.port)) as raw:
         raw.sendall(f"{head}Content-Length: 100000\r\n\r\nonly this".encode())

@@ -126,7 +126,7 @@ async def test_an_answer_to_an_earlier_receive_ends_no_later_one(rig: Receiving)
     assert await task is None
 
 
-async def test_a_delivery_that_comes_when_nobody_waits_is_given_back(rig: Receiving) -> None:
+async def test_a_delivery_without_a_waiting_receive_is_given_back(rig: Receiving) -> None:
     partition = rig.partition
     task = await rig.start(0)
     partition.next(AddConsumer, Done())
@@ -142,7 +142,7 @@ async def test_a_delivery_that_comes_when_nobody_waits_is_given_back(rig: Receiv
     assert cast("SetDemand", partition.next(SetDemand)).limit == 3
 
 
-async def test_a_client_that_goes_in_the_moment_of_the_delivery(rig: Receiving) -> None:
+async def test_a_disconnect_at_the_moment_of_delivery_releases_the_message(rig: Receiving) -> None:
     partition = rig.partition
     task = await rig.start()
     partition.next(AddConsumer, Done())
@@ -194,7 +194,7 @@ async def test_no_message_is_answered_only_by_a_partition_that_answers(
     assert await task is None  # it is there, but cannot look just now
 
 
-async def test_the_last_look_finds_available_messages(
+async def test_the_last_check_finds_available_messages(
     rig: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = rig.partition
@@ -210,7 +210,7 @@ async def test_the_last_look_finds_available_messages(
     assert await task == delivery(1)
 
 
-async def test_an_end_and_a_reload_while_nobody_waits(rig: Receiving) -> None:
+async def test_an_idle_kept_consumer_survives_an_end_and_a_reload(rig: Receiving) -> None:
     partition = rig.partition
     for happen in ("reset", "ended"):
         task = await rig.start(0)

@@ -82,7 +82,7 @@ PROPERTIES: list[tuple[str, Value]] = [
 
 
 @pytest.mark.parametrize(("text", "value"), PROPERTIES, ids=[text for text, _ in PROPERTIES])
-def test_a_header_and_a_value_are_the_same_thing(text: str, value: Value) -> None:
+def test_header_texts_convert_to_values_and_back(text: str, value: Value) -> None:
     parsed = parse_property(text)
     assert (parsed, type(parsed)) == (value, type(value))
     assert format_property(value) == text
@@ -117,7 +117,7 @@ def test_further_values_of_headers(text: str, value: Value) -> None:
     [None, b"bytes", "line\nbreak", "nul\0", float("nan"), [1], {"a": 1}, Timestamp(-1),
      Timestamp(2**62), Described(Symbol("com.microsoft:timespan"), 5)],
 )  # fmt: skip
-def test_values_that_no_header_holds(value: Value) -> None:
+def test_values_without_a_header_text_are_recognized(value: Value) -> None:
     assert format_property(value) is None
 
 
@@ -310,7 +310,7 @@ def delivery_of(envelope: Envelope) -> Delivery:
     return Delivery(bytes(16), 0, 7, 0, 0, None, envelope)
 
 
-def test_sections_that_cannot_be_read_cost_themselves_only() -> None:
+def test_unreadable_sections_are_left_out_alone() -> None:
     envelope = Envelope(
         properties=b"\x00\x53\x73\xc0\x02\x05\x99",
         application_properties=b"\x00\x53\x74\xc1\x02\x02\x99",
@@ -474,7 +474,7 @@ def test_curl_sends_receives_and_settles(bus: BusThread, queue: str, tmp_path: P
     assert curl(bus, "-X", "DELETE", f"{at}/head?timeout=0")[0] == 204
 
 
-def test_curl_is_asked_to_go_on(bus: BusThread, queue: str, tmp_path: Path) -> None:
+def test_curl_gets_100_continue(bus: BusThread, queue: str, tmp_path: Path) -> None:
     """A client that waits for `100 Continue` gets it, and sends nothing that is too large."""
     at = f"{url_of(bus)}/{queue}/messages"
     body, larger = tmp_path / "body", tmp_path / "larger"

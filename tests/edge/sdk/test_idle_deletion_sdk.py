@@ -121,7 +121,7 @@ def test_five_minutes_are_the_least(bus: BusThread) -> None:
 
 
 @pytest.mark.behaviour("S121")
-def test_an_update_to_less_is_refused_and_changes_nothing(bus: BusThread) -> None:
+def test_an_update_below_five_minutes_is_refused(bus: BusThread) -> None:
     queue, topic = temporary(bus), bus.topic(auto_delete_on_idle_ms=IDLE_MS)
     bus.subscription(topic, auto_delete_on_idle_ms=IDLE_MS)
     with pytest.raises(ValidationError):
@@ -141,7 +141,7 @@ def test_an_update_to_less_is_refused_and_changes_nothing(bus: BusThread) -> Non
 
 @pytest.mark.behaviour("S117", "S141")
 @pytest.mark.parametrize("is_spread", [False, True])
-def test_an_idle_queue_goes_and_is_not_found(
+def test_an_idle_queue_is_deleted_and_not_found(
     bus: BusThread, client: ServiceBusClient, is_spread: bool
 ) -> None:
     queue = temporary(bus, enable_partitioning=is_spread)
@@ -264,7 +264,9 @@ def test_a_scheduled_message_keeps_a_queue_until_it_is_due(
 
 
 @pytest.mark.behaviour("S129")
-def test_a_cancelled_message_keeps_nothing(bus: BusThread, client: ServiceBusClient) -> None:
+def test_a_cancelled_message_does_not_keep_a_queue(
+    bus: BusThread, client: ServiceBusClient
+) -> None:
     queue = temporary(bus)
     with client.get_queue_sender(queue) as sender:
         numbers = sender.schedule_messages(ServiceBusMessage("m"), bus.now() + timedelta(hours=9))
@@ -315,7 +317,7 @@ def test_time_of_use_survives_a_restart(bus: BusThread, client: ServiceBusClient
     eventually(bus, lambda: not exists(bus, queue))
 
 
-def test_a_restart_deletes_nothing_that_is_in_use(bus: BusThread, client: ServiceBusClient) -> None:
+def test_a_restart_keeps_entities_in_use(bus: BusThread, client: ServiceBusClient) -> None:
     queue = temporary(bus)
     bus.advance(NEARLY_MS)
     send(client, queue, "m")
@@ -343,7 +345,7 @@ def temporary_subscription(bus: BusThread) -> str:
 
 
 @pytest.mark.behaviour("S118", "S141")
-def test_an_idle_topic_goes_with_its_subscriptions(
+def test_an_idle_topic_is_deleted_with_its_subscriptions(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     topic = temporary_topic(bus)
@@ -355,7 +357,7 @@ def test_an_idle_topic_goes_with_its_subscriptions(
 
 
 @pytest.mark.behaviour("S119", "S138", "S141")
-def test_an_idle_subscription_goes_though_messages_come(
+def test_an_idle_subscription_is_deleted_despite_new_messages(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     path = temporary_subscription(bus)
@@ -481,7 +483,7 @@ def test_an_open_receiver_of_a_subscription_keeps_the_topic(
 # --- races ----------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_is_used_while_it_is_judged_is_whole_or_gone(
+def test_a_queue_used_during_its_deletion_is_whole_or_deleted(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     """An accepted message is never in a queue that vanishes at that moment."""

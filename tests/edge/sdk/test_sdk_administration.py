@@ -136,7 +136,7 @@ def test_every_method_of_the_client_works(administration: ServiceBusAdministrati
     assert do.called == methods_of(ServiceBusAdministrationClient)
 
 
-def test_a_closed_client_asks_no_more(bus: BusThread, queue: str) -> None:
+def test_a_closed_client_sends_no_request(bus: BusThread, queue: str) -> None:
     client = administration_of(bus)
     assert client.get_queue(queue).name == queue
     client.close()
@@ -334,7 +334,7 @@ def test_an_update_changes_given_properties_and_clears_a_target(
         ({"user_metadata": "x" * 1_025}, "UserMetadata: "),
     ],
 )
-def test_a_wrong_change_is_refused_with_its_reason(
+def test_an_invalid_change_is_refused_with_its_reason(
     bus: BusThread,
     administration: ServiceBusAdministrationClient,
     change: dict[str, Any],
@@ -497,7 +497,7 @@ def test_existing_and_missing_entities_are_answered_as_clients_expect(
 
 @pytest.mark.parametrize("name", ["a b", "a?b", "-a", "x" * 261, "$a", "a/$DeadLetterQueue"])
 @pytest.mark.behaviour("S243")
-def test_a_name_that_cannot_be_is_refused(
+def test_an_invalid_name_is_refused(
     administration: ServiceBusAdministrationClient, name: str
 ) -> None:
     assert refusal_of(lambda: administration.create_queue(name)).status_code == 400
@@ -698,7 +698,7 @@ def test_too_many_authorization_rules_leave_no_queue_behind(
         administration.get_queue("full")
 
 
-def test_wrong_authorization_rules_change_nothing_else(
+def test_invalid_authorization_rules_change_no_other_property(
     bus: BusThread, administration: ServiceBusAdministrationClient
 ) -> None:
     name = bus.queue()

@@ -199,7 +199,9 @@ def test_one_delivery_may_be_all(bus: BusThread, client: ServiceBusClient) -> No
 
 
 @pytest.mark.behaviour("S270")
-def test_receive_and_delete_dead_letters_nothing(bus: BusThread, client: ServiceBusClient) -> None:
+def test_receive_and_delete_never_dead_letters_over_amqp(
+    bus: BusThread, client: ServiceBusClient
+) -> None:
     queue = bus.queue(max_delivery_count=1)
     send(client, queue, "one")
     mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE

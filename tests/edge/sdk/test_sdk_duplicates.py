@@ -120,7 +120,7 @@ def test_a_changed_window_counts_at_once(bus: BusThread, client: ServiceBusClien
 
 
 @pytest.mark.parametrize("fate", ["completed", "dead-lettered", "expired"])
-def test_an_id_is_remembered_whatever_became_of_its_message(
+def test_an_id_is_remembered_after_its_message_is_removed(
     bus: BusThread, client: ServiceBusClient, fate: str
 ) -> None:
     queue = detecting(bus)

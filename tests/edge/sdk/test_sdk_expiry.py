@@ -78,9 +78,7 @@ def test_expired_message_is_not_returned_and_a_live_one_behind_it_is(
 
 
 @pytest.mark.behaviour("S71", "S72", "S73", "S280")
-def test_expired_message_stays_while_nobody_listens(
-    bus: BusThread, client: ServiceBusClient
-) -> None:
+def test_expired_message_stays_without_a_receiver(bus: BusThread, client: ServiceBusClient) -> None:
     queue = bus.queue(dead_lettering_on_message_expiration=True)
     send(client, queue, "old", time_to_live=MINUTE)
     bus.advance(MINUTE_MS * 10)

@@ -97,9 +97,7 @@ def test_order_is_kept_on_the_way(client: ServiceBusClient, forwarding: tuple[st
 
 
 @pytest.mark.behaviour("S204")
-def test_forwarding_switched_on_takes_the_backlog_along(
-    bus: BusThread, client: ServiceBusClient
-) -> None:
+def test_enabling_forwarding_moves_the_backlog(bus: BusThread, client: ServiceBusClient) -> None:
     target, source = bus.queue(named(bus, 1)), bus.queue(named(bus, 0))
     old = [f"old{number}" for number in range(120)]
     send_together(client, source, old)
@@ -378,7 +376,7 @@ def test_a_disabled_target(
     assert bodies_of(take(client, target, 1)) == ["taken"]
 
 
-def test_a_target_that_is_only_closed_for_receivers(
+def test_a_receive_disabled_target_accepts_forwards(
     bus: BusThread, client: ServiceBusClient, forwarding: tuple[str, str]
 ) -> None:
     source, target = forwarding

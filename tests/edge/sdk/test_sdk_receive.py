@@ -109,7 +109,9 @@ def test_both_modes_on_one_queue_share_the_messages(client: ServiceBusClient, qu
 
 
 @pytest.mark.behaviour("S30", "S33")
-def test_locked_message_is_nobody_elses(client: ServiceBusClient, queue: str) -> None:
+def test_locked_message_is_hidden_from_other_receivers(
+    client: ServiceBusClient, queue: str
+) -> None:
     send(client, queue, "one", "two")
     with client.get_queue_receiver(queue) as first, client.get_queue_receiver(queue) as second:
         assert bodies(receive(first, 1)) == ["one"]
@@ -323,7 +325,7 @@ def test_completion_after_expiry_raises_and_the_message_comes_again(
 
 
 @pytest.mark.behaviour("S51", "S65")
-def test_dead_lettering_after_expiry_raises_and_does_nothing(
+def test_dead_lettering_after_expiry_raises_and_moves_no_message(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     with expired_lock(bus, client) as (queue, receiver, message):
@@ -333,7 +335,7 @@ def test_dead_lettering_after_expiry_raises_and_does_nothing(
 
 
 @pytest.mark.behaviour("S52", "S65")
-def test_renewal_after_expiry_raises_and_revives_nothing(
+def test_renewal_after_expiry_raises_and_revives_no_lock(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     with expired_lock(bus, client) as (_, receiver, message):
@@ -545,7 +547,7 @@ def test_ready_message_is_returned_at_once(client: ServiceBusClient, queue: str)
 
 
 @pytest.mark.behaviour("S295")
-def test_empty_queue_returns_nothing_without_an_error(client: ServiceBusClient, queue: str) -> None:
+def test_empty_queue_returns_no_message_and_no_error(client: ServiceBusClient, queue: str) -> None:
     with client.get_queue_receiver(queue) as receiver:
         assert receiver.receive_messages(10, max_wait_time=0.1) == []
 
@@ -560,7 +562,7 @@ def test_message_that_comes_later_wakes_a_waiting_receiver(
         sending.join()
 
 
-def test_iteration_ends_when_nothing_comes(client: ServiceBusClient, queue: str) -> None:
+def test_iteration_ends_without_messages(client: ServiceBusClient, queue: str) -> None:
     send(client, queue, "1", "2", "3")
     found = []
     with client.get_queue_receiver(queue, max_wait_time=1) as receiver:

@@ -74,7 +74,7 @@ async def kept(dsn: str) -> Counter[Settling]:
     return Counter(map(Settling, rows))
 
 
-async def test_clients_notice_nothing_and_rows_go_in_time(
+async def test_retention_is_invisible_to_clients_and_expired_rows_are_deleted(
     bus: BusThread, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_module, "CLOCK_SAMPLE_S", 0.1)

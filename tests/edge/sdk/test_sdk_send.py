@@ -254,7 +254,7 @@ def test_entity_that_is_not_there_fails_authentication(
     ("refusal", "error"),
     [("not-applied", ServiceBusServerBusyError), ("unknown", OperationTimeoutError)],
 )
-def test_trouble_with_the_store_is_worth_a_retry(
+def test_store_errors_are_retryable(
     bus: BusThread,
     client: ServiceBusClient,
     queue: str,

@@ -296,7 +296,7 @@ def test_sessions_and_plain_receivers_do_not_mix(
         pass
 
 
-def test_a_reloaded_partition_loses_sessions_and_nothing_else(
+def test_a_reloaded_partition_loses_session_locks_only(
     bus: BusThread, client: ServiceBusClient, queue: str
 ) -> None:
     send(client, queue, "s", "a", "b")

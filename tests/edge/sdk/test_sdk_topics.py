@@ -115,7 +115,9 @@ def test_a_subscription_has_a_dead_letter_queue(bus: BusThread, client: ServiceB
     assert (str(dead), dead.dead_letter_reason) == ("bad", "why")
 
 
-def test_sql_and_correlation_filters_choose(bus: BusThread, client: ServiceBusClient) -> None:
+def test_sql_and_correlation_filters_select_messages(
+    bus: BusThread, client: ServiceBusClient
+) -> None:
     topic = bus.topic()
     bus.subscription(topic, "red", [sql("red", "color = 'red' AND size > 10")])
     bus.subscription(topic, "label", [sql("label", "sys.Label LIKE 'ord%'")])
@@ -134,7 +136,7 @@ def test_sql_and_correlation_filters_choose(bus: BusThread, client: ServiceBusCl
             assert receiver.peek_messages(1) == []
 
 
-def test_times_and_durations_choose(bus: BusThread, client: ServiceBusClient) -> None:
+def test_times_and_durations_select_messages(bus: BusThread, client: ServiceBusClient) -> None:
     topic = bus.topic()
     moment, span = datetime(2026, 11, 21, 12, 30, 1, tzinfo=UTC), timedelta(hours=2)
     filters = {

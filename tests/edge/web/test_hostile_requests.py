@@ -174,7 +174,7 @@ def test_foreign_and_stale_tokens(bus: BusThread, hostile: HostileClient) -> Non
     assert (total(bus, one.queue).active, total(bus, two.queue).active) == (0, 1)
 
 
-def test_tokens_that_are_none(bus: BusThread, hostile: HostileClient) -> None:
+def test_invalid_lock_tokens_are_refused(bus: BusThread, hostile: HostileClient) -> None:
     locked = Locked(bus, hostile)
     for tokens in (None, "text", 7, {}, ["text"], [7], [None], [b"x" * 16], [[locked.token]]):
         for operation in ("update-disposition", "renew-lock"):
@@ -238,7 +238,9 @@ def test_reasons_that_are_too_long(bus: BusThread, hostile: HostileClient) -> No
     assert counts.active + counts.dead_letter == 1
 
 
-def test_dispositions_of_deliveries_that_never_were(bus: BusThread, hostile: HostileClient) -> None:
+def test_dispositions_of_unknown_deliveries_are_harmless(
+    bus: BusThread, hostile: HostileClient
+) -> None:
     locked = Locked(bus, hostile)
     first = locked.delivery_id
     for low, high in (
@@ -342,7 +344,7 @@ def test_session_filters_of_wrong_types(
     assert hostile.attach_receiver(queue, 69, filters={FILTER: "s"}).fields[5] is not None
 
 
-def test_filters_nobody_knows_select_nothing_away(
+def test_unknown_filters_hide_no_message(
     bus: BusThread, hostile: HostileClient, queue: str
 ) -> None:
     """They are refused, or ignored and not echoed; never a receiver that gets the wrong things."""
@@ -354,7 +356,7 @@ def test_filters_nobody_knows_select_nothing_away(
         assert str(hostile.expect(DETACH).fields[2].value[0]) not in RETRYABLE
 
 
-def test_session_requests_that_are_wrong(bus: BusThread, hostile: HostileClient) -> None:
+def test_wrong_session_requests_are_refused(bus: BusThread, hostile: HostileClient) -> None:
     queue = bus.queue(requires_session=True)
     hostile.attach_sender(queue, 50)
     assert hostile.send_bytes(in_session("s"), 50) is None

@@ -154,7 +154,9 @@ async def test_refusal_is_the_xml_that_sdks_read(rig: Rig) -> None:
     )
 
 
-async def test_internal_error_discloses_nothing(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_discloses_no_detail(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     status, text = await rig.ask("PUT", "/orders?break")
     assert status == 500
     assert "secret" not in text
@@ -188,9 +190,7 @@ async def test_compressed_body_is_not_unpacked(rig: Rig) -> None:
     assert (await rig.ask("POST", "/orders/messages", **said))[0] == 415
 
 
-async def test_body_that_does_not_come_is_not_awaited(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_late_body_is_not_awaited(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "BODY_S", 0.1)
     head = b"POST /orders/messages HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\nab"
     assert (await rig.raw(head)).startswith(b"HTTP/1.1 408 ")
@@ -354,7 +354,7 @@ async def guarded() -> AsyncIterator[Rig]:
         ([("Origin", "http://localhost"), ("Origin", "https://evil.example")], 403),
     ],
 )
-async def test_pages_of_other_hosts_are_kept_out_on_loopback(
+async def test_pages_of_other_hosts_are_refused_on_loopback(
     guarded: Rig, headers: dict[str, str] | list[tuple[str, str]], status: int
 ) -> None:
     said = list(headers.items()) if isinstance(headers, dict) else headers
@@ -418,7 +418,7 @@ def test_names_with_odd_characters_are_paths_as_they_are() -> None:
     assert authorize(sas_token(resource, ROOT.name, ROOT.keys.primary, NOW_S + 9), path)
 
 
-def test_refused_tokens_say_why() -> None:
+def test_refused_tokens_have_a_reason() -> None:
     key, expiry = ROOT.keys.primary, NOW_S + 60
     assert "MissingToken" in refusal(None)
     assert "use a SAS key" in refusal("Bearer ey")
