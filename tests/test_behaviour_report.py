@@ -50,7 +50,7 @@ def test_failed_or_skipped_test_takes_the_behaviour_away(
     assert "| S1 | an unsettled send is answered accepted | *queues* |" in collected.page()
 
 
-def test_expected_failure_shows_nothing() -> None:
+def test_expected_failure_shows_no_behaviour() -> None:
     collected = BehaviourReport()
     expected = report("tests/test_x.py::test_a", "passed", "S1")
     expected.wasxfail = "later"
@@ -58,13 +58,13 @@ def test_expected_failure_shows_nothing() -> None:
     assert collected.shown() == {}
 
 
-def test_setup_alone_shows_nothing() -> None:
+def test_setup_alone_shows_no_behaviour() -> None:
     collected = BehaviourReport()
     collected.pytest_runtest_logreport(report("tests/x.py::test_a", "passed", "S1", when="setup"))
     assert collected.shown() == {}
 
 
-def test_every_promise_of_the_finished_themes_has_a_test() -> None:
+def test_every_behaviour_of_the_finished_themes_has_a_test() -> None:
     """Whether those tests pass is for the page to say."""
     catalog = tomllib.loads(CATALOG.read_text(encoding="utf-8"))
     del catalog["themes"]

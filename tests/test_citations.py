@@ -64,7 +64,7 @@ def test_cited_decisions_exist(documents: list[tuple[str, str]]) -> None:
     assert unresolved(documents, ADR, known) == []
 
 
-def test_cited_promises_exist(documents: list[tuple[str, str]]) -> None:
+def test_cited_behaviours_exist(documents: list[tuple[str, str]]) -> None:
     listed = tomllib.loads((ROOT / "docs" / "behaviours.toml").read_text(encoding="utf-8"))
     known = {int(each[1:]) for each in listed if re.fullmatch(r"S\d+", each)}
     for table in listed.values():
@@ -83,7 +83,7 @@ def test_cited_invariants_exist(documents: list[tuple[str, str]]) -> None:
     assert unresolved(faults, INVARIANT, known) == []
 
 
-def test_nothing_cites_a_list_that_is_not_here(documents: list[tuple[str, str]]) -> None:
+def test_missing_lists_are_not_cited(documents: list[tuple[str, str]]) -> None:
     code = [(name, text) for name, text in documents if name.endswith((".py", ".sql"))]
     found = [f"{name}: {match[0]}" for name, text in code for match in UNKNOWN.finditer(text)]
     assert found == []

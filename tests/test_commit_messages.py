@@ -148,7 +148,7 @@ def test_baseline_moves_with_a_change_of_its_file(repository: Repository) -> Non
 
 
 @pytest.mark.parametrize(("depth", "checked"), [(1, 0), (3, 2)])
-def test_shallow_clone_checks_what_it_has(
+def test_shallow_clone_checks_its_own_commits(
     repository: Repository, tmp_path: Path, depth: int, checked: int
 ) -> None:
     repository.commit("bad")
@@ -226,7 +226,7 @@ def test_hook_reads_no_comments_and_no_diff(repository: Repository) -> None:
     assert "31 lines changed" in output
 
 
-def test_hook_of_somebody_else_stays(repository: Repository) -> None:
+def test_foreign_hook_is_not_replaced(repository: Repository) -> None:
     hook = repository.folder / ".git" / "hooks" / "commit-msg"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\n")

@@ -17,7 +17,7 @@ def slow_turn(bounds: Bounds) -> None:
             pass
 
 
-def test_long_turn_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_bounds, "MAX_TURN_S", 0.01)
     with pytest.raises(AssertionError, match="a turn of"):
         slow_turn(Bounds())

@@ -192,7 +192,7 @@ def test_no_function_is_longer_than_seventy_lines() -> None:
     assert too_long == []
 
 
-def test_module_names_are_nouns_of_things_and_no_standard_library_names() -> None:
+def test_module_names_are_nouns_and_no_standard_library_names() -> None:
     bad = []
     for path in package_modules().values():
         if path.stem in BANNED_NAMES:
@@ -216,7 +216,7 @@ def test_lines_fit_a_hundred_columns() -> None:
 # --- layout -------------------------------------------------------------------------------------
 
 
-def test_the_root_holds_what_belongs_there() -> None:
+def test_the_root_holds_listed_entries_only() -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -234,7 +234,7 @@ def test_test_folders_are_no_packages() -> None:
     assert [shown(path) for path in files_below("tests") if path.name == "__init__.py"] == []
 
 
-def test_every_module_is_imported_by_something() -> None:
+def test_every_module_is_imported() -> None:
     """A module nobody imports is dead, or its test is missing."""
     entry_points = {"postbus.__main__", "postbus.testing"}
     users: dict[str, set[Path]] = {}
@@ -294,7 +294,7 @@ def test_every_make_target_explains_itself() -> None:
     assert [name for name, rest in targets if "## " not in rest] == []
 
 
-def test_what_contributors_are_told_to_run_exists() -> None:
+def test_commands_of_the_contributing_guide_exist() -> None:
     text = read(ROOT / "CONTRIBUTING.md")
     targets = set(re.findall(r"^([a-z][a-z-]*):", read(ROOT / "Makefile"), re.MULTILINE))
     named = re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)
@@ -340,13 +340,13 @@ def test_paths_of_the_architecture_exist() -> None:
 
 
 @pytest.mark.usefixtures("postgres_server")
-def test_fast_tests_leave_out_what_needs_a_postgres(request: pytest.FixtureRequest) -> None:
+def test_fast_tests_need_no_postgres(request: pytest.FixtureRequest) -> None:
     recipe = read(ROOT / "Makefile").partition("\ntest-fast:")[2].partition(".PHONY")[0]
     assert '-m "not slow and not postgres and not sdk"' in recipe
     assert request.node.get_closest_marker("postgres") is not None
 
 
-def test_check_runs_what_contributors_are_told_it_runs() -> None:
+def test_check_runs_the_commands_of_the_contributing_guide() -> None:
     told = re.findall(r"\| `make check` \(`(tests/\w+)\.py`\) \|", read(ROOT / "CONTRIBUTING.md"))
     recipe = read(ROOT / "Makefile").partition("\ncheck:")[2].partition(".PHONY")[0]
     assert told
@@ -406,7 +406,7 @@ def test_behaviour_numbers_in_tests_exist() -> None:
     assert behaviours_named("tests") - catalog == set()
 
 
-def test_behaviours_are_shown_through_what_clients_call() -> None:
+def test_behaviours_are_shown_by_client_tests() -> None:
     """A behaviour that only tests of the inside show may be one that nobody can have."""
     shown_to_clients = behaviours_named(*(f"tests/{folder}" for folder in CLIENT_TESTS))
     assert behaviours_named("tests") - shown_to_clients == set(SHOWN_INSIDE)

@@ -122,12 +122,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return Program(package, cache / "3.11")
 
 
-def test_definitions_are_used_from_what_is_used_itself(program: Program) -> None:
+def test_definitions_are_used_from_used_definitions(program: Program) -> None:
     assert [each.name for each in program.unused({ENTRY})] == UNUSED
     assert ENTRY in [each.name for each in program.unused(set())]
 
 
-def test_an_exception_keeps_what_only_it_uses(program: Program) -> None:
+def test_an_exception_keeps_its_own_dependencies(program: Program) -> None:
     kept = program.unused({ENTRY, "sample.definitions.repeated"})
     assert "sample.definitions.only_from_unused" not in [each.name for each in kept]
 

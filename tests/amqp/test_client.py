@@ -163,7 +163,7 @@ def test_session_is_begun_and_used_before_its_answer() -> None:
     assert broker.engine.begin().channel == 1
 
 
-def test_begin_that_answers_nothing_closes() -> None:
+def test_unsolicited_begin_closes() -> None:
     broker = Broker().open()
     broker.send(BEGIN, Ushort(4), Uint(50), Uint(100), Uint(9))
     broker.expect_closed("amqp:illegal-state")
@@ -172,7 +172,7 @@ def test_begin_that_answers_nothing_closes() -> None:
     broker.expect_closed("amqp:decode-error")
 
 
-def test_session_begun_after_the_close_does_nothing() -> None:
+def test_session_begun_after_the_close_writes_no_frame() -> None:
     """An owner may act on an event that came in one read with the close."""
     broker = Broker().open()
     waiting = broker.engine.begin()

@@ -78,7 +78,7 @@ def test_close_without_error() -> None:
     assert client.send(CLOSE) == [ConnectionClosed(None)]
 
 
-def test_our_close_has_condition_and_description_and_silences_everything() -> None:
+def test_our_close_has_condition_and_description_and_is_the_last_frame() -> None:
     client = Client().open()
     session = client.begin()
     incoming, outgoing = client.sender(), client.receiver()
@@ -105,7 +105,7 @@ def test_our_close_has_condition_and_description_and_silences_everything() -> No
     assert client.engine.tick(10**9) == []
 
 
-def test_close_before_open_writes_nothing() -> None:
+def test_close_before_open_writes_no_frame() -> None:
     client = Client()
     client.engine.close(AmqpConnectionError(conditions.CONNECTION_FORCED, "bye"))
     assert client.engine.data_to_send() == []
@@ -235,7 +235,7 @@ def test_silent_peer_is_closed_after_the_idle_timeout() -> None:
     client.expect_closed(conditions.RESOURCE_LIMIT_EXCEEDED)
 
 
-def test_peer_that_never_says_anything_is_closed() -> None:
+def test_silent_peer_without_an_open_is_closed() -> None:
     client = Client(Limits(idle_timeout_ms=1_000))
     assert client.engine.tick(5_000) == []
     (closed,) = client.engine.tick(6_000)

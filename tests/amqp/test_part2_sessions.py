@@ -390,7 +390,7 @@ def test_settled_range_forgets_deliveries_and_ignores_unknown_ones() -> None:
     assert client.dispose(BASE, is_settled=True) == []
 
 
-def test_state_that_decides_nothing_is_no_event() -> None:
+def test_non_terminal_state_is_no_event() -> None:
     client = with_unsettled(2)
     received = Described(Ulong(0x23), [Uint(0), Ulong(0)])
     for state in (None, received):

@@ -148,7 +148,7 @@ def test_oversize_delivery_is_dropped_and_reported() -> None:
 
 @pytest.mark.behaviour("S24")
 @pytest.mark.parametrize("said", [(True,), (True, False), (False, True)])
-def test_oversize_delivery_is_settled_when_one_of_its_transfers_says_so(
+def test_oversize_delivery_is_settled_when_one_of_its_transfers_is(
     said: tuple[bool, ...],
 ) -> None:
     client = ready(size=10)

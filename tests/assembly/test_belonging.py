@@ -29,7 +29,7 @@ async def brokers(database: str) -> AsyncIterator[Brokers]:
         yield made
 
 
-async def test_another_bus_is_refused_and_touches_nothing(brokers: Brokers, database: str) -> None:
+async def test_another_bus_is_refused_without_a_change(brokers: Brokers, database: str) -> None:
     for defined in (definition("orders", name="other-bus"), DEFAULT_BUS):
         with pytest.raises(BusError, match="belongs to the bus test-bus") as caught:
             await brokers.start_with("second", defined, brokers.sealing_key())

@@ -141,7 +141,7 @@ async def scrape(bus: Bus) -> str:
         return await answer.text()
 
 
-async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(run_bus: RunBus) -> None:
+async def test_a_bus_waits_for_a_store_lost_during_the_load(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
         await send(bus, "orders", "stored")
 
@@ -231,7 +231,7 @@ async def test_partitions_live_in_several_databases(
 
 
 @pytest.mark.slow
-async def test_a_stop_releases_what_it_can_while_a_database_is_away(
+async def test_a_stop_releases_reachable_partitions_during_an_outage(
     run_bus: RunBus, postgres_server: EmbeddedPostgres
 ) -> None:
     names = ("away", "there")

@@ -36,7 +36,7 @@ async def stores(database: str) -> AsyncIterator[Stores]:
     await made.close()
 
 
-async def test_a_partition_that_cannot_be_asked_is_asked_again(
+async def test_an_unavailable_partition_is_loaded_again(
     stores: Stores, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server fails in a way that was not foreseen: the bus continues."""

@@ -133,7 +133,7 @@ def test_a_second_process_waits_logs_the_owner_and_takes_over(
     wait_until(lambda: "\nready; Ctrl-C" in second.said())
 
 
-def test_a_process_that_wakes_up_claims_nothing_and_logs_the_owner(
+def test_a_resumed_process_claims_no_partition_and_logs_the_owner(
     start: Callable[..., Process],
 ) -> None:
     first = start("first")
@@ -161,7 +161,9 @@ def test_a_process_that_wakes_up_claims_nothing_and_logs_the_owner(
     assert first.get("/readyz")[0] == 503
 
 
-def test_take_over_asks_the_first_to_end_and_loses_nothing(start: Callable[..., Process]) -> None:
+def test_take_over_requests_the_end_of_the_first_and_loses_no_message(
+    start: Callable[..., Process],
+) -> None:
     first = start("first")
     first.wait_ready()
     with (

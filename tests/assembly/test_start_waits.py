@@ -185,9 +185,7 @@ async def test_a_read_only_store_and_one_without_free_connections_are_waited_for
         await send(start.bus, HERE, "accepted")
 
 
-async def test_a_store_that_goes_away_while_it_is_read_is_waited_for(
-    dsns: list[str], folder: Path
-) -> None:
+async def test_a_start_waits_for_a_store_lost_during_a_read(dsns: list[str], folder: Path) -> None:
     async with relaying(dsns[0]) as (relay, through):
         relay.pause_at = ("postbus side", b"sealing_check")  # the tables are made already
         async with starting(folder, through) as start:
@@ -197,9 +195,7 @@ async def test_a_store_that_goes_away_while_it_is_read_is_waited_for(
             await send(start.bus, HERE, "accepted")
 
 
-async def test_a_store_that_says_nothing_does_not_hold_up_the_stop(
-    dsns: list[str], folder: Path
-) -> None:
+async def test_a_silent_store_does_not_delay_the_stop(dsns: list[str], folder: Path) -> None:
     async with relaying(dsns[0]) as (relay, through):
         relay.is_silent = True
         async with starting(folder, through) as start:
@@ -454,7 +450,7 @@ async def test_entities_without_a_definition_are_found_in_a_database_that_comes_
             await bus.stop()
 
 
-async def test_a_silent_database_holds_up_neither_the_start_nor_the_stop(
+async def test_a_silent_database_delays_neither_start_nor_stop(
     dsns: list[str], folder: Path
 ) -> None:
     async with relaying(dsns[1]) as (relay, through):
@@ -495,7 +491,7 @@ async def test_another_database_in_the_place_of_one_that_was_away_is_not_used(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_database_that_is_missing_ends_the_start_wherever_it_is_named(
+async def test_a_missing_database_ends_the_start_at_any_place_of_the_list(
     dsns: list[str], folder: Path, which: int
 ) -> None:
     await started(folder, *dsns)

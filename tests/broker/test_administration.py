@@ -265,7 +265,7 @@ class AwayCatalog(CatalogStore):
         raise StoreUnavailable("no route")
 
 
-async def test_a_store_that_is_away_refuses_and_nothing_changed(store: Store) -> None:
+async def test_an_unavailable_store_refuses_changes(store: Store) -> None:
     async with administered(store) as (administration, bus):
         bus.directory.catalog.store = AwayCatalog(store)
         assert await refusal_of(administration.put(a_queue("q", QUEUE), NEW)) is (
@@ -337,7 +337,9 @@ async def test_a_topic_counts_its_subscriptions(store: Store) -> None:
 
 
 @pytest.mark.parametrize("properties", [QUEUE, spread()])
-async def test_rates_are_those_of_the_last_looks(store: Store, properties: QueueProperties) -> None:
+async def test_rates_are_those_of_the_last_samples(
+    store: Store, properties: QueueProperties
+) -> None:
     now_s = 100.0
     async with administered(store) as (administration, bus):
         activity = administration.activity = Activity(bus.hosts, lambda: now_s)
@@ -363,7 +365,7 @@ async def test_rates_are_those_of_the_last_looks(store: Store, properties: Queue
 
 
 @pytest.mark.parametrize("properties", [QUEUE, spread()])
-async def test_age_of_the_oldest_message_is_known_when_it_is_only_in_the_store(
+async def test_age_of_the_oldest_message_is_known_without_its_row_in_memory(
     store: Store, properties: QueueProperties
 ) -> None:
     async with administered(store) as (administration, bus):
@@ -398,7 +400,7 @@ async def test_messages_in_the_outbox_are_counted_as_transfer(store: Store) -> N
         assert (found.active, found.transfer) == (0, 5)
 
 
-async def test_counts_of_a_store_that_is_away_are_refused_in_time(store: Store) -> None:
+async def test_counts_of_an_unavailable_store_are_refused_in_time(store: Store) -> None:
     async with administered(store, loading_s=0.2) as (administration, bus):
         await administration.put(a_queue("q", QUEUE), NEW)
         for host in bus.hosts:
@@ -406,7 +408,7 @@ async def test_counts_of_a_store_that_is_away_are_refused_in_time(store: Store) 
         assert await refusal_of(administration.runtime("q")) is Refusal.NOT_APPLIED
 
 
-async def test_counts_leave_out_partitions_that_are_away(store: Store) -> None:
+async def test_counts_leave_out_unavailable_partitions(store: Store) -> None:
     async with administered(store) as (administration, bus):
         await administration.put(a_queue("q", spread()), NEW)
         await bus.sent(bus.address("q"), *(message(key=f"{n}") for n in range(40)))

@@ -119,7 +119,7 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
         del consumer
 
 
-async def test_scheduled_dead_and_leaving_messages_count(store: Store) -> None:
+async def test_scheduled_dead_and_outbound_messages_make_an_entity_not_empty(store: Store) -> None:
     async with administered(store) as (administration, bus):
         await administration.put(a_queue("scheduled", QUEUE), NEW)
         far_ms = bus.hosts[0].clock() + HOUR_MS
@@ -132,7 +132,7 @@ async def test_scheduled_dead_and_leaving_messages_count(store: Store) -> None:
             assert await refusal_of(refused) is Refusal.NOT_EMPTY
 
 
-async def test_a_subscription_that_its_topic_feeds_meanwhile_stays(store: Store) -> None:
+async def test_a_subscription_with_new_copies_is_not_deleted_as_empty(store: Store) -> None:
     async with administered(store, partition_count=1) as (administration, bus):
         await administration.put(a_topic("t", TOPIC), NEW)
         await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
@@ -149,7 +149,7 @@ async def test_a_subscription_that_its_topic_feeds_meanwhile_stays(store: Store)
         assert (await administration.runtime("t/Subscriptions/s")).active == 1
 
 
-async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> None:
+async def test_accepted_messages_are_never_deleted_as_empty(store: Store) -> None:
     """A sender continues while the deletion is requested repeatedly."""
     async with administered(store) as (administration, bus):
         for round_number in range(10):
@@ -179,7 +179,7 @@ async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> No
                 assert len(await bus.peek_all(queue)) == len(accepted) > 0
 
 
-async def test_a_partition_that_cannot_answer_keeps_it(store: Store) -> None:
+async def test_a_partition_without_an_answer_prevents_the_deletion(store: Store) -> None:
     async with administered(store, loading_s=0.2) as (administration, bus):
         await administration.put(a_queue("q", spread()), NEW)
         bus.hosts[3].interrupt(60)
@@ -265,7 +265,7 @@ async def test_a_retained_queue_comes_back_as_it_was(
         assert await refusal_of(gone) is Refusal.ENTITY_NOT_FOUND
 
 
-async def test_a_retained_queue_takes_and_gives_nothing(store: Store) -> None:
+async def test_a_retained_queue_refuses_senders_and_receivers(store: Store) -> None:
     async with administered(store) as (administration, bus):
         await administration.put(a_queue("target", QUEUE), NEW)
         await administration.put(a_queue("q", QUEUE), NEW)
@@ -319,7 +319,7 @@ async def test_sessions_and_their_states_come_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_ids_that_were_seen_come_back(store: Store, restart: bool) -> None:
+async def test_ids_of_duplicate_detection_come_back(store: Store, restart: bool) -> None:
     detecting = QueueProperties(requires_duplicate_detection=True)
 
     async def check(administration: Administration, bus: Bus) -> None:
@@ -487,7 +487,7 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
         assert await administration.tombstones(0) == []
 
 
-async def test_a_clock_that_was_moved_shortens_no_retention(store: Store) -> None:
+async def test_a_moved_clock_does_not_shorten_the_retention(store: Store) -> None:
     async with running(store, clock=ManualClock(lambda: time.time_ns() // 1_000_000)) as bus:
         administration = administration_of(bus, store)
         clock = bus.hosts[0].clock
@@ -504,7 +504,7 @@ async def test_a_clock_that_was_moved_shortens_no_retention(store: Store) -> Non
         assert await refusal_of(administration.restore(made.entity_no)) is Refusal.ENTITY_NOT_FOUND
 
 
-async def test_no_more_is_kept_than_may_exist(
+async def test_retained_entities_count_against_the_limit(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with administered(store) as (administration, bus):
@@ -590,7 +590,7 @@ def statuses(bus: Bus) -> list[str]:
 
 @pytest.mark.parametrize("told", range(5))
 @pytest.mark.parametrize("step", ["retain", "restore"])
-async def test_a_crash_between_any_two_steps_is_made_good(
+async def test_a_crash_between_any_two_steps_is_repaired(
     store: Store, told: int, step: str
 ) -> None:
     """The catalog has it, and some partitions and entities learned of it before the crash."""

@@ -166,7 +166,7 @@ async def test_further_call_is_under_way_until_it_ends(rig: Rig) -> None:
     assert [entry.calls for entry in await rig.entries()] == [1, 2]
 
 
-async def test_nothing_is_changed_without_a_line(rig: Rig) -> None:
+async def test_a_change_without_an_audit_line_is_refused(rig: Rig) -> None:
     changed = []
 
     async def change() -> None:
@@ -189,7 +189,7 @@ async def test_full_store_does_not_prevent_freeing_space(rig: Rig) -> None:
     assert (entry.change.verb, entry.outcome) == ("purge messages", "done")
 
 
-async def test_end_is_written_until_the_store_takes_it(rig: Rig) -> None:
+async def test_end_is_written_again_until_the_store_accepts_it(rig: Rig) -> None:
     async def change() -> None:
         rig.store.failures = [StoreUnavailable()] * 3
 
@@ -232,7 +232,7 @@ async def test_old_lines_and_too_many_are_forgotten(
     assert [entry.change.entity for entry in entries] == ["orders", "q5", "q4"]
 
 
-async def test_anything_that_is_refused_can_be_noted(rig: Rig) -> None:
+async def test_audit_lines_contain_escaped_bounded_texts(rig: Rig) -> None:
     odd = "a\0b\ud800\n" + "x" * 9_000
     change = replace(CHANGE, caller=odd, entity=odd, detail={"where": odd, odd: [odd]})
     with pytest.raises(DirectoryRefusal):

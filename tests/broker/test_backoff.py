@@ -19,7 +19,7 @@ def test_limits_may_be_given() -> None:
     assert [backoff.next_s() for _ in range(3)] == [0.2, 0.4, 0.5]
 
 
-def test_shortened_pause_is_the_one_that_the_next_doubles() -> None:
+def test_next_pause_doubles_a_shortened_one() -> None:
     backoff = Backoff()
     assert backoff.next_s(left_s=0.02) == 0.02
     assert backoff.next_s() == FIRST_BACKOFF_S

@@ -189,7 +189,7 @@ def test_a_transaction_that_only_sends_goes_to_its_first_message() -> None:
     assert placed(via) == (place, Transact([via]))
 
 
-def test_settlements_in_two_partitions_or_in_none_are_refused() -> None:
+def test_settlements_of_two_partitions_or_of_none_are_refused() -> None:
     refused = placed(complete(1, 2), complete(1, 3))
     assert isinstance(refused, Refused)
     assert refused.refusal is Refusal.NOT_ALLOWED

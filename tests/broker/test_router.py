@@ -41,7 +41,7 @@ def resolved(router: Router, path: str) -> Address | None:
     return found[0]
 
 
-async def test_a_command_reaches_the_partition_its_name_lives_in(store: Store) -> None:
+async def test_a_command_reaches_the_home_partition_of_its_entity(store: Store) -> None:
     directory = directory_of(CatalogStore(store), 2)
     await directory.load()
     name = next(name for name in map("Queue-{}".format, range(99)) if home_of(name.lower(), 2) == 1)

@@ -200,7 +200,7 @@ def test_manage_implies_listen_and_send() -> None:
 
 
 @pytest.mark.parametrize("rights", [["Listen"], ["Send"], ["Listen", "Send"]])
-def test_other_rights_imply_nothing(rights: list[str]) -> None:
+def test_listen_and_send_imply_no_other_right(rights: list[str]) -> None:
     rule = AuthorizationRule.model_validate({"name": "some", "rights": rights})
     assert {right.value for right in rule.effective_rights} == set(rights)
 

@@ -178,7 +178,7 @@ def test_requirements_of_a_queue_never_change(field: str) -> None:
     assert problem[1].startswith("cannot be changed from false")
 
 
-def test_everything_else_may_change() -> None:
+def test_other_properties_may_change() -> None:
     after = queue(lockDuration="PT5S", maxDeliveryCount=1, forwardTo="x", status="Disabled")
     assert change_problems(queue(), after) == {}
 

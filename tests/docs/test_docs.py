@@ -355,7 +355,7 @@ def test_transfer_reasons_of_the_guide_are_those_of_the_bus() -> None:
 
 
 @pytest.mark.slow
-def test_http_answers_as_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
+def test_http_answers_are_those_of_the_guide(dev_bus: DevBus, tmp_path: Path) -> None:
     assert lines_of_shell(HTTP, dev_bus, tmp_path) == ["three boxes", "404", "second", "third"]
     assert count_of(dev_bus, "active") == 0
 
@@ -376,7 +376,7 @@ def lines_of_shell(page: Path, bus: DevBus, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_administration_does_what_the_guide_says(
+def test_administration_works_as_the_guide_shows(
     dev_bus: DevBus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = re.search(r"SharedAccessKey=([^;]+)", dev_bus.connection_string)
@@ -428,7 +428,7 @@ def test_statuses_of_the_guide_are_those_of_the_bus() -> None:
 
 @pytest.mark.slow
 @pytest.mark.behaviour("S166", "S169", "S229")
-def test_messaging_does_what_the_guide_says(
+def test_messaging_works_as_the_guide_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running_dev_bus(manifest_of(MESSAGING, tmp_path)) as bus:
@@ -443,7 +443,7 @@ def test_messaging_does_what_the_guide_says(
 
 
 @pytest.mark.slow
-def test_subscriptions_get_what_the_guide_says(
+def test_subscriptions_get_the_copies_of_the_guide(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running_dev_bus(manifest_of(TOPICS, tmp_path)) as bus:
@@ -585,7 +585,7 @@ def expect_shown(snippet: Snippet, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_check_says_what_the_guide_shows(tmp_path: Path) -> None:
+def test_check_prints_the_output_of_the_guide(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path, one_snippet(STARTED, "yaml"))
     mistake = re.search(r"such as `(lockDuration: \w+)`", STARTED.read_text(encoding="utf-8"))
     assert mistake is not None

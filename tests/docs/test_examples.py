@@ -63,7 +63,7 @@ def test_order_workflow_keeps_every_order_in_step() -> None:
             assert {line.partition(":")[0] for line in steps} == {"Ada", "Ben"}
 
 
-def test_publish_subscribe_gives_each_subscription_what_its_rules_say() -> None:
+def test_publish_subscribe_gives_each_subscription_the_copies_of_its_rules() -> None:
     with running_bus("publish_subscribe") as bus:
         assert run("publish_subscribe", bus.connection_string) == [
             "published 4 events",

@@ -54,7 +54,7 @@ def answers(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
+def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
     namespace, keys, rotated, connected, restored, history, messages, audit, *rest = rest
     fenced, forgotten = rest
@@ -85,7 +85,7 @@ def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> Non
     assert answers(forgotten)[0]["highestCallerEpoch"] == 0
 
 
-def test_tables_name_what_there_is() -> None:
+def test_tables_of_the_guide_name_all_routes_and_conditions() -> None:
     text = GUIDE.read_text(encoding="utf-8")
     fields = {field.alias or name for name, field in Applied.model_fields.items()}
     table = text.partition("| field of the answer |")[2].partition("\n\n")[0]

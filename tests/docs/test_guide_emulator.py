@@ -56,7 +56,7 @@ def run_program(text: str, here: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_a_bare_bus_takes_connection_strings_of_the_emulator_and_says_so() -> None:
+def test_a_bare_bus_accepts_emulator_connection_strings_and_prints_one() -> None:
     with folder_with_bus() as here:
         (shown,) = re.findall(r"^Endpoint=.*", here.announced, re.MULTILINE)
         assert ";SharedAccessKey=SAS_KEY_VALUE;" in shown

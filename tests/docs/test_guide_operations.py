@@ -70,7 +70,7 @@ def test_the_unit_runs_a_command_that_exists() -> None:
     assert float(service["TimeoutStopSec"]) >= Settings().grace_s + 30
 
 
-def test_the_unit_leaves_an_end_alone_that_a_restart_does_not_mend() -> None:
+def test_the_unit_does_not_restart_after_permanent_errors() -> None:
     codes = unit()["Service"]["RestartPreventExitStatus"].split()
     lasting = (Exit.USAGE, Exit.SETTINGS, Exit.MANIFESTS, Exit.REPLACED)
     assert codes == [str(code.value) for code in lasting]

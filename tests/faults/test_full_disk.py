@@ -99,7 +99,7 @@ def receive_and_complete(
 
 
 @pytest.mark.behaviour("S2", "S47", "S48")
-def test_full_disk_refuses_sends_lets_receivers_go_on_and_loses_nothing(
+def test_full_disk_refuses_sends_serves_receivers_and_loses_no_message(
     bus: BusThread, disk: SmallDisk
 ) -> None:
     queue = bus.queue()

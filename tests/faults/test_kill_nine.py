@@ -21,7 +21,7 @@ def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.behaviour("S2", "S3", "S47", "S61", "S62")
-def test_kills_lose_and_double_nothing() -> None:
+def test_kills_lose_and_duplicate_no_message() -> None:
     """Broker, Postgres, broker: while it loads, during VACUUM and while it pages."""
     result = run_kills("--kills", "3", "--messages", "6000", "--kinds", "load,vacuum,paging")
     assert result.returncode == 0, result.stdout[-3_000:]

@@ -20,7 +20,7 @@ def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.behaviour("S3", "S61", "S62", "S115", "S167", "S189", "S251")
-def test_kills_leave_every_promise_kept() -> None:
+def test_kills_violate_no_invariant() -> None:
     """Broker, Postgres, and the broker while it loads."""
     result = run_kills("--kills", "3", "--messages", "1500")
     assert result.returncode == 0, result.stdout[-4_000:]

@@ -17,7 +17,7 @@ def test_a_seed_names_the_events_of_a_round() -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_that_change_places_keep_every_promise() -> None:
+def test_two_processes_that_swap_roles_violate_no_invariant() -> None:
     command = [sys.executable, "-m", "tests.faults.two_processes", "--rounds", "3", "--seed", "28"]
     result = subprocess.run(
         command,

@@ -147,7 +147,7 @@ def test_queue_of_another_cluster_namespace_needs_permission(tmp_path: Path) -> 
     assert len(read(tmp_path, open_bus, queue).queues) == 1
 
 
-def test_how_long_deleted_entities_are_kept(tmp_path: Path) -> None:
+def test_soft_delete_retention_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, NAMESPACE).deleted_retention_ms is None
     assert read(tmp_path, NAMESPACE).declared.soft_delete.retention_ms == 7 * DAY_MS
     text = NAMESPACE.replace("{}", "{operatorSpec: {softDelete: {retention: P30D}}}")
@@ -168,7 +168,7 @@ def test_queues_and_subscriptions_keep_settled_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", HISTORY.replace("P7D", "null"), "  operatorSpec: {}\n"])
-def test_without_a_retention_nothing_is_kept(tmp_path: Path, text: str) -> None:
+def test_without_a_retention_deleted_entities_are_not_kept(tmp_path: Path, text: str) -> None:
     (queue,) = read(tmp_path, NAMESPACE, QUEUE + text).queues
     assert queue.properties.history_retention_ms is None
 
@@ -309,7 +309,9 @@ def test_rules_are_exactly_those_given(tmp_path: Path) -> None:
         ("forwardTo: nowhere", "spec.forwardTo: there is no queue or topic nowhere"),
     ],
 )
-def test_mistake_in_a_subscription(tmp_path: Path, spec: str, expected: str) -> None:
+def test_errors_of_a_subscription_are_reported_with_their_field(
+    tmp_path: Path, spec: str, expected: str
+) -> None:
     (found,) = complaints(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + f"  {spec}\n")
     assert found.startswith(f":17: {expected}")
 
@@ -350,7 +352,7 @@ def test_a_queue_and_a_topic_cannot_have_one_name(tmp_path: Path) -> None:
     assert found.endswith("has a queue ORDERS already")
 
 
-def test_circle_of_forwarding_is_warned_of(tmp_path: Path) -> None:
+def test_forwarding_cycle_is_warned_of(tmp_path: Path) -> None:
     bus = read(
         tmp_path,
         NAMESPACE,
@@ -449,7 +451,9 @@ def test_all_complaints_come_at_once(tmp_path: Path) -> None:
         ("status: !!binary aGk=", "values tagged"),
     ],
 )
-def test_mistake_in_a_queue(tmp_path: Path, line: str, expected: str) -> None:
+def test_errors_of_a_queue_are_reported_with_their_field(
+    tmp_path: Path, line: str, expected: str
+) -> None:
     (found,) = complaints(tmp_path, NAMESPACE, QUEUE + f"  {line}\n")
     assert found.startswith(f":11: {expected}")
 
@@ -498,14 +502,14 @@ def test_key_of_the_emulator_is_taken_here(tmp_path: Path) -> None:
     assert keys.primary == "SAS_KEY_VALUE"
 
 
-def test_secret_that_is_no_base64(tmp_path: Path) -> None:
+def test_secret_without_base64_is_refused(tmp_path: Path) -> None:
     broken = SECRET.replace("c2Vjb25kLW9mLXR3ZW50eS1hbmQtbW9yZQ==", "'%%%'")
     assert complaints(tmp_path, WITH_RULES, broken) == [
         ":15: data.secondaryKey: must be base64 of UTF-8 text"
     ]
 
 
-def test_same_queue_twice(tmp_path: Path) -> None:
+def test_duplicate_queue_is_refused(tmp_path: Path) -> None:
     again = QUEUE.replace("name: orders", "name: orders-2") + "  entityName: ORDERS\n"
     (found,) = complaints(tmp_path, NAMESPACE, QUEUE, again)
     assert found.endswith("has a queue ORDERS already")
@@ -522,7 +526,9 @@ def test_same_queue_twice(tmp_path: Path) -> None:
         ("apps/v1", "Deployment", "apiVersion apps/v1, kind Deployment: only"),
     ],
 )
-def test_other_kinds(tmp_path: Path, api_version: str, kind: str, expected: str) -> None:
+def test_manifests_of_other_kinds_are_refused_or_ignored(
+    tmp_path: Path, api_version: str, kind: str, expected: str
+) -> None:
     document = f"apiVersion: {api_version}\nkind: {kind}\n"
     assert complaints(tmp_path, document)[0].startswith(f":2: kind: {expected}")
 
@@ -539,7 +545,7 @@ def test_other_kinds(tmp_path: Path, api_version: str, kind: str, expected: str)
         ("[" * 600, ": the document is too large or nested too deeply"),
     ],
 )
-def test_text_that_is_no_manifest(tmp_path: Path, text: str, expected: str) -> None:
+def test_text_without_a_manifest_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     (found,) = complaints(tmp_path, text)
     assert found.startswith(expected)
 
@@ -551,7 +557,7 @@ def test_aliases_do_not_make_a_small_file_large(tmp_path: Path) -> None:
     assert "too large" in found
 
 
-def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="no such file"):
         read_manifests([tmp_path / "absent.yaml"])
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9")

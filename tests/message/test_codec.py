@@ -307,16 +307,16 @@ def peak_bytes_of(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("item", [0x40, 0x41, 0x42, 0x43, 0x44, 0x45])
-def test_array_of_endless_widthless_items_allocates_nothing(item: int) -> None:
+def test_array_of_endless_widthless_items_allocates_no_memory(item: int) -> None:
     assert peak_bytes_of(b"\xf0" + struct.pack(">IIB", 5, 2**32 - 1, item)) < 10_000
 
 
 @pytest.mark.parametrize("code", [0xD0, 0xD1, 0xF0])
-def test_endless_count_allocates_nothing(code: int) -> None:
+def test_endless_count_allocates_no_memory(code: int) -> None:
     assert peak_bytes_of(bytes((code,)) + struct.pack(">II", 8, 2**32 - 2) + b"\x70" * 4) < 10_000
 
 
-def test_endless_size_allocates_nothing() -> None:
+def test_endless_size_allocates_no_memory() -> None:
     for code in (0xB0, 0xB1, 0xB3, 0xD0, 0xD1, 0xF0):
         assert peak_bytes_of(bytes((code,)) + b"\xff" * 4 + b"abcd") < 10_000
 

@@ -50,7 +50,7 @@ def test_damaged_keys_are_reported_and_not_replaced(tmp_path: Path, content: str
     assert (tmp_path / "keys.json").read_text() == content
 
 
-def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_unusable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirectoryError, match="data directory"):
         DataDirectory(tmp_path / "file" / "bus").open()

@@ -206,7 +206,7 @@ def test_server_that_does_not_start_shows_its_log(folder: Path) -> None:
         _ = server.dsn
 
 
-def test_strange_folder_is_left_alone(tmp_path: Path) -> None:
+def test_unknown_folder_is_left_unchanged(tmp_path: Path) -> None:
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "diary").touch()
@@ -238,7 +238,7 @@ def test_socket_has_a_place_when_the_temporary_folder_is_deep(
     server.stop()
 
 
-def test_binaries_say_their_version() -> None:
+def test_binaries_print_their_version() -> None:
     binaries = find_binaries(embedded_module.DEFAULT_MAJOR)
     assert binaries is not None
     assert major_of(binaries) == embedded_module.DEFAULT_MAJOR

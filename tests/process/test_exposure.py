@@ -40,7 +40,7 @@ def test_file_of_keys_that_others_may_change_is_refused(
         exposures(Settings.model_validate({name: file}))
 
 
-def test_missing_file_is_for_whoever_reads_it(tmp_path: Path) -> None:
+def test_missing_file_of_keys_gives_no_warning(tmp_path: Path) -> None:
     assert exposures(Settings(sealing_key_file=tmp_path / "none")) == []
 
 

@@ -196,7 +196,7 @@ async def test_metrics_and_health_are_served() -> None:
     ("host", "status"),
     [("localhost:9464", 200), ("127.0.0.1", 200), ("BUS", 200), ("evil.example", 403)],
 )
-async def test_a_page_with_a_rebound_host_name_reads_nothing(host: str, status: int) -> None:
+async def test_rebound_host_name_is_refused(host: str, status: int) -> None:
     async def ready() -> bool:
         return True
 

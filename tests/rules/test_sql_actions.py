@@ -138,7 +138,7 @@ def test_application_properties(
     ],
     ids=repr,
 )
-def test_a_set_property_keeps_its_type_where_nothing_is_lost(
+def test_a_set_property_keeps_its_type_without_a_loss(
     old: Value, expression: str, new: Value
 ) -> None:
     assert same(applied(f"SET a = {expression}", {"a": old}), {"a": new})
@@ -233,14 +233,14 @@ def test_a_statement_sees_system_properties_that_were_set() -> None:
         ("NULL", None),
     ],
 )
-def test_ttl(value: str, ttl_ms: int | None) -> None:
+def test_an_action_sets_and_removes_the_ttl(value: str, ttl_ms: int | None) -> None:
     assert acted(f"SET sys.TimeToLive = {value}", published(ttl_ms=5)).ttl_ms == ttl_ms
 
 
 @pytest.mark.parametrize(
     "value", ["0", "-1", "'soon'", "'00:00:00'", "'P'", "TRUE", "''", "newid()"]
 )
-def test_invalid_ttls(value: str) -> None:
+def test_invalid_ttls_fail_the_action(value: str) -> None:
     assert "positive number of seconds" in failed(f"SET sys.TimeToLive = {value}", published())
 
 

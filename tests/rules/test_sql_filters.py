@@ -498,7 +498,7 @@ def test_a_false_filter_is_known_without_a_message(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a=1", "newid()=newid()", "1=1 AND a=1", "1/1=1"])
-def test_any_other_filter_is_asked(text: str) -> None:
+def test_any_other_filter_is_evaluated(text: str) -> None:
     rule = compile_rule(sql(text))
     assert not rule.is_never
     assert not rule.is_always

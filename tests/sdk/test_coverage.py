@@ -77,7 +77,7 @@ def test_one_process_writes_one_file(tmp_path: Path) -> None:
     assert methods["ServiceBusClient.get_queue_sender"] == Calls(1, 1)
 
 
-def test_what_never_worked_or_is_explained_needlessly_fails(
+def test_unexplained_and_needlessly_explained_methods_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coverage, "HERE", tmp_path)

@@ -170,7 +170,7 @@ async def test_a_beat_that_came_meanwhile_shows_that_it_lives(
             await other.beats.take_place_of(owner, 3, look)
 
 
-async def test_nobody_waits_for_a_broker_that_ended_in_order(store: Store, database: str) -> None:
+async def test_a_broker_that_ended_in_order_is_not_waited_for(store: Store, database: str) -> None:
     async with driven(store), connected(database) as look:
         assert await look.fetchval("select count(*) from postbus.broker") == 1
         await store.close()
@@ -256,7 +256,7 @@ async def test_broker_that_is_silent_for_long_is_ended(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["idle", "commit", "claim", "load"])
-async def test_database_that_dies_without_a_word_costs_seconds(
+async def test_silently_lost_database_fails_calls_within_seconds(
     database: str, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     monkeypatch.setattr(postgres_module, "ANSWER_S", 1.0)
@@ -288,7 +288,7 @@ async def test_database_that_dies_without_a_word_costs_seconds(
 
 
 @pytest.mark.slow
-async def test_beat_that_waits_for_a_standby_confirms_nothing(
+async def test_beat_that_waits_for_a_standby_confirms_no_ownership(
     server_folder: Path, tmp_path: Path
 ) -> None:
     """The old primary of a database that failed over: its writes are on no other server."""

@@ -148,7 +148,7 @@ WAYS = [settled_at_once, settled_by_all_who_share, dead_lettered_and_settled, ke
 
 
 @pytest.mark.parametrize("die", WAYS, ids=lambda way: way.__name__)
-async def test_large_bodies_go_beside_the_commits_some_bytes_at_a_time(
+async def test_large_bodies_are_deleted_outside_commits_in_bounded_steps(
     store: Store, database: str, die: Callable[[Driven], Awaitable[None]]
 ) -> None:
     async with driven(store) as it, counting(database) as deleted:
@@ -160,7 +160,7 @@ async def test_large_bodies_go_beside_the_commits_some_bytes_at_a_time(
     assert max(gone.beside) <= sweep_module.SWEEP_BYTES + CHUNK
 
 
-async def test_bodies_that_a_crash_left_go_some_bytes_at_a_time(
+async def test_bodies_left_by_a_crash_are_deleted_in_bounded_steps(
     store: Store, database: str
 ) -> None:
     it = await open_driven(store)
@@ -217,7 +217,7 @@ async def test_removal_that_fails_waits_for_the_upkeep(
         assert sum((await deleted()).beside) == len(keys) * LARGE
 
 
-async def test_body_larger_than_what_goes_at_once_goes_in_parts(
+async def test_body_above_the_deletion_limit_is_deleted_in_parts(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A remaining part is found again after a crash."""
@@ -238,7 +238,9 @@ async def test_body_larger_than_what_goes_at_once_goes_in_parts(
             assert await look.fetchval(f"select count(*) from {table}") == 0, table
 
 
-async def test_small_shared_bodies_go_with_the_next_commit(store: Store, database: str) -> None:
+async def test_small_shared_bodies_are_deleted_by_the_next_commit(
+    store: Store, database: str
+) -> None:
     async with driven(store) as it, counting(database) as deleted:
         for size in (INLINE_BODY_BYTES, INLINE_BODY_BYTES + 1):
             await it.commit(publish([size, size + 10_000], size))
@@ -247,7 +249,7 @@ async def test_small_shared_bodies_go_with_the_next_commit(store: Store, databas
         assert await deleted() == Deleted([INLINE_BODY_BYTES], [])
 
 
-async def test_session_states_of_a_dropped_queue_go_some_bytes_at_a_time(
+async def test_session_states_of_a_dropped_queue_are_deleted_in_bounded_steps(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, counting(database) as deleted:
@@ -264,7 +266,9 @@ async def test_session_states_of_a_dropped_queue_go_some_bytes_at_a_time(
 
 
 @pytest.mark.slow
-async def test_of_many_forgotten_ids_a_commit_deletes_some(store: Store, database: str) -> None:
+async def test_a_commit_deletes_a_bounded_number_of_forgotten_ids(
+    store: Store, database: str
+) -> None:
     rows, size = 12_000, 160
     async with driven(store) as it, counting(database) as deleted, connected(database) as look:
         await look.execute(

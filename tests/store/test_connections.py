@@ -25,7 +25,7 @@ SIDE = "postbus side"
 COMMIT = b"COMMIT;\0"
 
 
-async def test_a_broker_paused_while_it_reaps_holds_up_no_claim(database: str) -> None:
+async def test_a_broker_paused_while_it_reaps_delays_no_claim(database: str) -> None:
     """Its transaction only lacks the COMMIT; the claim terminates it."""
     async with relaying(database) as (relay, dsn):
         paused, other = Store(dsn), Store(database)
@@ -49,7 +49,7 @@ def settled(row_key: int) -> SettleRows:
 
 
 @pytest.mark.slow
-async def test_a_start_that_is_paused_in_a_transaction_holds_up_no_other_for_long(
+async def test_a_start_paused_in_a_transaction_delays_another_briefly(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle = {"idle_in_transaction_session_timeout": "500"}
@@ -77,7 +77,7 @@ async def test_a_partition_is_claimed_while_other_work_of_the_store_takes_long(
         await it.commit(outcome([insert(1)]))
 
 
-async def test_a_database_that_dies_without_a_word_costs_seconds_aside(
+async def test_silently_lost_database_fails_side_connections_within_seconds(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_module, "SIDE_S", 0.2)

@@ -67,7 +67,7 @@ async def test_backend_ended_during_a_commit_leaves_it_unknown_and_the_rest_unse
 
 
 @pytest.mark.slow
-async def test_backend_ended_while_idle_is_noticed_and_nothing_was_lost(
+async def test_backend_ended_while_idle_is_noticed_without_a_loss(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, connected(database) as look:

@@ -265,7 +265,7 @@ async def test_ids_that_left_the_window_are_forgotten(store: Store) -> None:
     ]
 
 
-async def test_row_of_ids_whose_last_is_young_is_kept(store: Store) -> None:
+async def test_row_of_ids_with_a_young_last_one_is_kept(store: Store) -> None:
     async with driven(store) as it:
         await it.commit(
             outcome(mutations=[RecordIds(1, NOW_MS, DIGESTS[0])]),
@@ -286,7 +286,7 @@ OF_ENTITY: list[Mutation] = [
 
 
 @pytest.mark.parametrize("way", ["later", "same outcome", "same commit"])
-async def test_dropped_entity_leaves_nothing(store: Store, database: str, way: str) -> None:
+async def test_dropped_entity_leaves_no_rows(store: Store, database: str, way: str) -> None:
     drop: list[Mutation] = [DropDefinition(1, 9)]
     async with driven(store) as it, connected(database) as look:
         if way == "later":

@@ -279,7 +279,7 @@ async def test_size_without_a_checkpoint_is_estimated(store: Store) -> None:
     assert 50_000 <= (await reload(store)).entities[0].size_bytes < 60_000
 
 
-async def test_everything_at_once_in_one_outcome(store: Store) -> None:
+async def test_one_outcome_may_contain_every_mutation(store: Store) -> None:
     """A transaction's outcome: all kinds in one commit."""
     async with driven(store) as it:
         await it.commit(outcome([insert(1), insert(2), insert(3)], mutations=[DEAD_BLOCK]))

@@ -444,9 +444,7 @@ async def test_rows_settled_in_the_future_are_deleted_when_it_is_past(
         assert await counts(look) == {}
 
 
-async def test_a_longer_retention_counts_for_what_is_settled_already(
-    store: Store, database: str
-) -> None:
+async def test_a_longer_retention_applies_to_settled_rows(store: Store, database: str) -> None:
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await fill_and_settle(it)
@@ -457,7 +455,7 @@ async def test_a_longer_retention_counts_for_what_is_settled_already(
         assert await counts(look) == {}
 
 
-async def test_a_former_owner_reaps_nothing(store: Store, database: str) -> None:
+async def test_a_former_owner_reaps_no_row(store: Store, database: str) -> None:
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await fill_and_settle(it)

@@ -70,14 +70,14 @@ async def test_a_database_is_named_once(dsns: list[str]) -> None:
         await open_stores(dsns[0], dsns[0])
 
 
-async def test_without_the_first_database_nothing_opens(dsns: list[str]) -> None:
+async def test_missing_first_database_fails_the_opening(dsns: list[str]) -> None:
     with pytest.raises(StoreUnavailable) as trouble:
         await open_stores(away(dsns[0]), dsns[1])
     number, where = trouble.value.__notes__
     assert (number, where.startswith("/nowhere")) == ("database 1 of 2", True)
 
 
-async def test_without_another_the_rest_opens_and_it_shows_its_place_later(dsns: list[str]) -> None:
+async def test_missing_other_database_joins_later(dsns: list[str]) -> None:
     stores = Stores([dsns[0], away(dsns[1]), dsns[2]])
     try:
         await stores.open()

@@ -105,7 +105,7 @@ def test_audiences_of_all_clients_name_the_same_entity(audience: str) -> None:
         (token("sb%3A%2F%2Fh").replace("sr=", "sr=\udcff"), "sb://h/orders"),
     ],
 )
-def test_wrong_tokens_grant_nothing(bad: str, audience: str) -> None:
+def test_wrong_tokens_grant_no_right(bad: str, audience: str) -> None:
     with pytest.raises(TokenRefused):
         RULES.check_token(bad, audience, NOW_S)
 
@@ -236,7 +236,7 @@ def test_rule_of_an_entity_does_not_reach_an_entity_named_below_it() -> None:
         ("h/a", "h/a", "a"),
     ],
 )
-def test_spelling_opens_nothing_that_was_not_signed(
+def test_spelling_variants_grant_no_unsigned_resource(
     resource: str, covered: str, refused: str
 ) -> None:
     for signed in (resource, quote_plus(resource)):

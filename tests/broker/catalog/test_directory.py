@@ -171,7 +171,7 @@ async def test_a_write_with_a_lost_answer_is_found_in_the_tables(store: Store) -
     assert (directory.version, directory.entries()) == await catalog.load()
 
 
-async def test_a_lost_write_is_reported_and_changes_nothing(store: Store) -> None:
+async def test_a_lost_write_is_reported_without_a_change(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory = directory_of(catalog, 4)
     await directory.load()
@@ -320,7 +320,7 @@ async def test_all_entities_of_a_partitioned_premium_namespace_are_partitioned(
     assert (await put_subscription(directory, "events", "a", SUBSCRIPTION)).is_partitioned
 
 
-async def test_a_partitioned_entity_of_before_stays_so_in_premium(store: Store) -> None:
+async def test_a_partitioned_entity_stays_partitioned_in_premium(store: Store) -> None:
     catalog = CatalogStore(store)
     await put_queue((await open_directory(catalog))[0], "orders", PARTITIONED)
     directory = directory_of(catalog, 4, PREMIUM)
@@ -345,7 +345,7 @@ async def refused(work: object, directory: Directory, catalog: CatalogStore) -> 
     return caught.value.refused.refusal
 
 
-async def test_invalid_definitions(store: Store) -> None:
+async def test_invalid_definitions_are_refused(store: Store) -> None:
     catalog = CatalogStore(store)
     directory, _ = await open_directory(catalog)
     await put_queue(directory, "orders", QUEUE)
@@ -634,7 +634,7 @@ async def test_many_definitions_are_put_in_few_commits(store: Store) -> None:
     assert directory.version == 15  # nothing changed
 
 
-async def test_an_invalid_one_of_many_is_named_and_nothing_wrong_remains(store: Store) -> None:
+async def test_an_invalid_definition_among_many_is_named_and_not_stored(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, _ = await open_directory(catalog)
     await put_queue(directory, "q1", QUEUE)

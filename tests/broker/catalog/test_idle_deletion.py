@@ -150,7 +150,7 @@ async def test_idle_queue_is_deleted_with_a_tombstone(store: Store) -> None:
     assert again.entity_no > entry.entity_no
 
 
-async def test_every_partition_of_a_partitioned_entity_is_asked(store: Store) -> None:
+async def test_every_partition_of_a_partitioned_entity_must_agree(store: Store) -> None:
     directory, partitions = await open_directory(store)
     entry = await put_queue(directory, "orders", PARTITIONED)
     partitions[1].is_loaded = False  # it may hold a scheduled message: asking loads it
@@ -167,7 +167,7 @@ async def test_every_partition_of_a_partitioned_entity_is_asked(store: Store) ->
     assert [partition.kinds()[2:] for partition in partitions] == [deleted] * 2
 
 
-async def test_a_partition_that_froze_it_no_longer_keeps_it(store: Store) -> None:
+async def test_a_thawed_partition_prevents_the_deletion(store: Store) -> None:
     directory, partitions = await open_directory(store)
     entry = await put_queue(directory, "orders", PARTITIONED)
     partitions[1].hold_answer = BUSY
@@ -178,7 +178,7 @@ async def test_a_partition_that_froze_it_no_longer_keeps_it(store: Store) -> Non
     assert directory.held(0) == directory.held(1) == []
 
 
-async def test_a_silent_partition_holds_no_other_definition_up(store: Store) -> None:
+async def test_a_silent_partition_delays_no_other_definition(store: Store) -> None:
     directory, (partition,) = await open_directory(store, 1)
     entry = await put_queue(directory, "orders", TEMPORARY)
     partition.answer = None
@@ -211,7 +211,7 @@ async def test_a_definition_put_meanwhile_is_a_use(store: Store) -> None:
 
 
 @pytest.mark.behaviour("S118", "S119")
-async def test_a_topic_takes_its_subscriptions_along_and_a_subscription_nothing(
+async def test_an_idle_topic_is_deleted_with_its_subscriptions_and_a_subscription_alone(
     store: Store,
 ) -> None:
     directory, partitions = await open_directory(store)
@@ -471,7 +471,7 @@ async def test_partitioned_queue_stays_while_one_partition_is_used(store: Store)
 
 
 @pytest.mark.parametrize("what", ["reload", "time"])
-async def test_nothing_is_accepted_while_the_catalog_deletes(store: Store, what: str) -> None:
+async def test_an_entity_under_deletion_refuses_commands(store: Store, what: str) -> None:
     catalog = SlowCatalog(store)
     async with running(store, catalog=catalog) as broker:
         entry = await put_queue(broker.directory, "orders", TEMPORARY)

@@ -148,7 +148,7 @@ async def test_dead_letters_are_peeked_with_a_filter_deleted_and_sent_again(
 
 
 @pytest.mark.parametrize("is_spread", [False, True])
-async def test_deaths_are_summed_up_page_by_page(store: Store, is_spread: bool) -> None:
+async def test_dead_letters_are_summarized_page_by_page(store: Store, is_spread: bool) -> None:
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=is_spread)
@@ -238,7 +238,7 @@ async def test_a_purge_counts_first_and_deletes_in_parts(store: Store, is_spread
         assert sorted(rest) == sorted(f"m{n}" for n in range(600) if n % 3)
 
 
-async def test_a_partition_that_is_away_is_named(store: Store) -> None:
+async def test_an_unavailable_partition_is_named(store: Store) -> None:
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=True)
@@ -295,7 +295,9 @@ async def test_invalid_operations_are_refused_as_a_whole(store: Store) -> None:
 
 
 @pytest.mark.parametrize("away", [None, 0, 1])
-async def test_to_another_partition_each_arrives_once(store: Store, away: int | None) -> None:
+async def test_messages_resent_to_another_partition_arrive_once(
+    store: Store, away: int | None
+) -> None:
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         source, target = named(0), named(1)

@@ -46,7 +46,7 @@ def test_time_is_never_below_an_earlier_sample() -> None:
     assert clock() == 70_000
 
 
-def test_time_is_never_below_what_was_persisted() -> None:
+def test_time_is_never_below_the_persisted_time() -> None:
     clock = EntityClock(Milliseconds(), lambda: 50_000)
     clock.raise_floor(60_000)
     clock.raise_floor(55_000)

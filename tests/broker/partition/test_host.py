@@ -140,9 +140,7 @@ async def test_a_reload_resets_every_sink_once(store: Store, database: str) -> N
 
 
 @pytest.mark.behaviour("S2")
-async def test_nothing_is_released_while_the_store_has_not_committed(
-    store: Store, database: str
-) -> None:
+async def test_no_reply_is_released_before_the_commit(store: Store, database: str) -> None:
     async with hosted(store) as (host, entity_no), connected(database) as other:
         sink = Sink()
         await add(host, entity_no, 1, sink)

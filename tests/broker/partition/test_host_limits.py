@@ -109,7 +109,7 @@ async def test_a_backlog_beyond_the_budget_is_paged_and_stays_in_order(store: St
         assert [(d.sequence, d.envelope.body) for d in worker.deliveries] == wanted
 
 
-async def test_a_stop_records_what_is_outstanding(store: Store) -> None:
+async def test_a_stop_records_outstanding_deliveries(store: Store) -> None:
     async with served(store) as (host, entity_no):
         await host.call(Enqueue(entity_no, [message()]))
         sink = Sink()

@@ -151,7 +151,7 @@ def refusals(replies: list[Reply]) -> list[Refusal | None]:
 
 
 @pytest.mark.behaviour("S2")
-async def test_nothing_is_released_before_its_commit_and_then_in_order(
+async def test_replies_are_released_after_their_commit_in_order(
     store: Store, database: str
 ) -> None:
     seen: list[object] = []
@@ -407,9 +407,7 @@ async def test_messages_of_a_transaction_are_refused_like_others(store: Store) -
         assert isinstance(await host.call(Transact([settling])), Transacted)
 
 
-async def test_nothing_is_applied_while_a_partition_is_handed_over(
-    store: Store, database: str
-) -> None:
+async def test_no_command_is_applied_during_a_handover(store: Store, database: str) -> None:
     """Its last commit is in flight; a receiver would get messages that the next owner delivers."""
     async with served(store) as (host, entity_no), connected(database) as look:
         sink = Sink()

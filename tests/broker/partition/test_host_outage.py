@@ -42,7 +42,7 @@ def assert_away(reply: Reply, store: Store) -> None:
 
 
 @pytest.mark.slow
-async def test_sends_are_refused_until_it_is_over_and_nothing_accepted_is_lost(
+async def test_sends_are_refused_during_an_outage_and_accepted_messages_survive(
     store: Store,
 ) -> None:
     seconds = Seconds()
@@ -102,7 +102,7 @@ async def test_a_partition_that_is_being_loaded_starts_again(
         await until(lambda: host.is_loaded)
 
 
-def test_an_interruption_ends_on_time_whatever_the_backoff_is() -> None:
+def test_an_interruption_ends_on_time_despite_the_backoff() -> None:
     stopwatch = Stopwatch()
     recovery = Recovery(stopwatch)
     recovery.interrupt(10.0)

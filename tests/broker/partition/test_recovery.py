@@ -14,7 +14,7 @@ class Seconds:
         return self.now
 
 
-def test_waits_grow_although_each_load_committed_something() -> None:
+def test_waits_grow_although_each_load_commits() -> None:
     recovery = Recovery(Seconds())
     waits = []
     for _ in range(9):

@@ -158,7 +158,7 @@ async def test_refusals_unrelated_to_the_message_are_retried(again: Refused) -> 
         assert at.destinations[2].numbers == [[1, 2, 3], [1, 2, 3], [2, 3], [2, 3]]
 
 
-async def test_nothing_is_sent_behind_a_refused_message() -> None:
+async def test_no_message_is_shipped_behind_a_refused_one() -> None:
     """If the refusal were forgotten in a crash, the target would skip that number."""
     async with port() as at:
         at.destinations[2].answers = [Arrived(1, FULL)]
@@ -169,7 +169,7 @@ async def test_nothing_is_sent_behind_a_refused_message() -> None:
         assert reported == Shipped("plain", [3], {})
 
 
-async def test_an_entity_that_takes_nothing_refuses_all() -> None:
+async def test_a_disabled_entity_refuses_all_shipped_messages() -> None:
     async with port() as at:
         disabled = Refused(Refusal.ENTITY_DISABLED, "plain")
         at.destinations[2].answers = [disabled]
@@ -323,7 +323,9 @@ async def test_the_key_selects_the_partition_of_a_partitioned_entity() -> None:
         )
 
 
-async def test_a_partition_that_is_away_gets_its_own_later_and_holds_up_no_other_target() -> None:
+async def test_an_unavailable_partition_gets_its_messages_later_and_delays_no_other_target() -> (
+    None
+):
     async with port() as at:
         at.destinations[1].answers = [AWAY, LOST, AWAY]
         at.begin("spread", several(*range(8)))

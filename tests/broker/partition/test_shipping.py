@@ -108,7 +108,7 @@ async def test_order_is_kept_from_one_partition_to_another(store: Store) -> None
         assert await arrived(bus, target, 300) == [str(n) for n in range(300)]
 
 
-async def test_a_reload_of_either_side_loses_and_doubles_nothing(store: Store) -> None:
+async def test_a_reload_of_either_side_loses_and_duplicates_no_message(store: Store) -> None:
     async with running(store) as bus:
         source, target = named(0), named(1)
         await put(bus, target, is_spread=True)
@@ -133,7 +133,7 @@ async def test_a_reload_of_either_side_loses_and_doubles_nothing(store: Store) -
         assert set(accepted) <= set(found)
 
 
-async def test_a_target_that_is_away_holds_up_no_other(store: Store) -> None:
+async def test_an_unavailable_target_delays_no_other(store: Store) -> None:
     async with running(store) as bus:
         first, second = named(1, "t"), named(2, "t")
         await put(bus, first)

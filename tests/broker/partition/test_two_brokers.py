@@ -89,7 +89,7 @@ async def test_queue_deleted_after_the_standby_started_does_not_come_back(
     assert [copy["entity_no"] for copy in copies] == [found.entity_no]
 
 
-async def test_standby_follows_the_catalog_and_changes_nothing(brokers: Brokers) -> None:
+async def test_standby_follows_the_catalog_without_writing(brokers: Brokers) -> None:
     first = await brokers.start("first", "declared")
     second = await brokers.start("second", "declared", "another")
     await create(first, "orders")

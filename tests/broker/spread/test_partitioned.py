@@ -82,7 +82,7 @@ def note_commands(host: Host, asked: list[int]) -> None:
 
 
 @pytest.mark.behaviour("S178", "S222")
-async def test_messages_without_key_go_round(store: Store) -> None:
+async def test_messages_without_key_rotate_over_partitions(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -267,9 +267,7 @@ async def test_a_receiver_gets_messages_of_all_partitions(store: Store) -> None:
 
 
 @pytest.mark.parametrize("mode", list(ReceiveMode))
-async def test_a_receiver_never_gets_more_than_it_asked_for(
-    store: Store, mode: ReceiveMode
-) -> None:
+async def test_a_receiver_never_gets_more_than_its_demand(store: Store, mode: ReceiveMode) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -522,7 +520,7 @@ async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database
         await until(lambda: len(sink.deliveries) == 2)
 
 
-async def test_a_partition_too_busy_to_give_hints_is_asked_again(
+async def test_a_busy_partition_is_asked_for_hints_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postbus.broker.partition.waiting.WAITING_LIMIT", 1)  # none for hints
@@ -537,7 +535,7 @@ async def test_a_partition_too_busy_to_give_hints_is_asked_again(
         await until(lambda: len(sink.deliveries) == 4)
 
 
-async def test_a_receiver_that_left_takes_nothing(store: Store) -> None:
+async def test_a_removed_receiver_gets_no_message(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -553,7 +551,7 @@ async def test_a_receiver_that_left_takes_nothing(store: Store) -> None:
         assert sink.deliveries == []
 
 
-async def test_one_partition_that_is_reloaded_is_taken_up_again(store: Store) -> None:
+async def test_a_reloaded_partition_gets_its_demand_again(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -628,7 +626,7 @@ async def test_tokens_of_several_partitions_are_settled_at_once(store: Store) ->
         assert refusal_of(await bus.call(queue, again)) is Refusal.NOT_ALLOWED
 
 
-async def test_locks_are_renewed_in_the_order_asked_or_refused(store: Store) -> None:
+async def test_locks_are_renewed_in_the_requested_order_or_refused(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -646,7 +644,7 @@ async def test_locks_are_renewed_in_the_order_asked_or_refused(store: Store) -> 
 
 
 @pytest.mark.behaviour("S161", "S162", "S164", "S165")
-async def test_a_browser_sees_every_partition_one_after_another(store: Store) -> None:
+async def test_a_peek_reads_the_partitions_one_after_another(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -665,7 +663,7 @@ async def test_a_browser_sees_every_partition_one_after_another(store: Store) ->
 
 
 @pytest.mark.behaviour("S155")
-async def test_deferred_messages_of_several_partitions_are_taken_together(store: Store) -> None:
+async def test_deferred_messages_of_several_partitions_are_received_together(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -699,7 +697,7 @@ async def test_deferred_messages_of_several_partitions_are_taken_together(store:
 
 
 @pytest.mark.behaviour("S155")
-async def test_scheduled_messages_are_cancelled_where_they_are(store: Store) -> None:
+async def test_scheduled_messages_are_cancelled_in_their_partitions(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -739,7 +737,7 @@ async def test_demand_is_answered_with_the_number_of_deliveries(store: Store) ->
 
 
 @pytest.mark.behaviour("S174", "S231")
-async def test_copies_meet_in_one_partition_and_one_remains(store: Store) -> None:
+async def test_duplicates_share_a_partition_and_one_is_kept(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread(requires_duplicate_detection=True))
         queue = bus.address("q")

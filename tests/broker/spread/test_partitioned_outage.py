@@ -190,7 +190,7 @@ async def test_only_messages_with_a_key_of_a_lost_partition_fail(
 
 
 @pytest.mark.behaviour("S181", "S182")
-async def test_an_outage_amid_traffic_loses_and_doubles_nothing(
+async def test_an_outage_under_traffic_loses_and_duplicates_no_message(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
@@ -222,7 +222,7 @@ async def test_an_outage_amid_traffic_loses_and_doubles_nothing(
 
 
 @pytest.mark.behaviour("S186")
-async def test_a_definition_changed_meanwhile_is_there_when_the_partition_is_back(
+async def test_a_partition_applies_definitions_changed_during_its_outage(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
@@ -242,7 +242,7 @@ async def test_a_definition_changed_meanwhile_is_there_when_the_partition_is_bac
 
 
 @pytest.mark.behaviour("S185")
-async def test_sessions_of_healthy_partitions_go_on(
+async def test_sessions_of_healthy_partitions_continue(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:

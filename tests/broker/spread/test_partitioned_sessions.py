@@ -245,7 +245,7 @@ async def test_commands_that_need_a_session_are_refused_without(store: Store) ->
 
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("is_partitioned", [True, False])
-async def test_a_receiver_that_left_during_a_load_holds_nothing(
+async def test_a_receiver_removed_during_a_load_holds_no_session(
     store: Store, is_partitioned: bool, is_named: bool
 ) -> None:
     async with running(store) as bus:

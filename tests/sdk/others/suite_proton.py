@@ -56,7 +56,7 @@ def test_a_message_is_sent_and_accepted(connection: BlockingConnection) -> None:
     assert sender.link.state & Endpoint.REMOTE_CLOSED
 
 
-def test_what_is_released_comes_again_and_what_is_rejected_is_dead(
+def test_released_message_comes_again_and_rejected_one_is_dead_lettered(
     connection: BlockingConnection,
 ) -> None:
     connection.create_sender("plain-2").send(Message(body="x"))
