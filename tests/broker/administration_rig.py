@@ -12,6 +12,7 @@ from postbus.broker.administration import Administration
 from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.catalog.preconditions import DirectoryRefusal
+from postbus.broker.partition.clock import EntityClock
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal
 from postbus.store.namespace import NamespaceStore
@@ -39,9 +40,9 @@ def administration_of(
 
 @asynccontextmanager
 async def administered(
-    store: Store, partition_count: int = 4, **options: Any
+    store: Store, partition_count: int = 4, clock: EntityClock | None = None, **options: Any
 ) -> AsyncIterator[tuple[Administration, Bus]]:
-    async with running(store, partition_count=partition_count) as bus:
+    async with running(store, partition_count=partition_count, clock=clock) as bus:
         yield administration_of(bus, store, **options), bus
 
 

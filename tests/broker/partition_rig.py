@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from postbus.assembly.shipping import connect_shippers
 from postbus.broker.address import Address
 from postbus.broker.catalog.directory import Directory
-from postbus.broker.partition.clock import EntityClock
+from postbus.broker.partition.clock import EntityClock, ManualClock
 from postbus.broker.partition.host import Host
 from postbus.broker.placement import partition_of_key
 from postbus.broker.router import Router
@@ -138,10 +138,22 @@ class Bus:
         found = [host.counts(address.entity_no) for host in self.hosts]
         return sum_of([counts for counts in found if counts is not None])
 
+    def advance(self, duration_ms: int) -> None:
+        """Advance entity time, which must be manual, and let the timers of partitions notice."""
+        clock = self.hosts[0].clock
+        assert isinstance(clock, ManualClock)
+        clock.advance(duration_ms)
+        for host in self.hosts:
+            host.clock_changed()
+
     async def load(self) -> None:
         """Return when every partition is loaded."""
         await asyncio.gather(*(host.call(Tick()) for host in self.hosts))
         assert all(host.is_loaded for host in self.hosts)
+
+
+def manual_clock() -> ManualClock:
+    return ManualClock(lambda: time.time_ns() // 1_000_000)
 
 
 @asynccontextmanager

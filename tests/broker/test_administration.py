@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -17,7 +16,6 @@ from postbus.broker.administration import (
 )
 from postbus.broker.catalog.preconditions import UNCONDITIONAL, DirectoryRefusal, Precondition
 from postbus.broker.partition.activity import SAMPLES, Activity, Rates
-from postbus.broker.partition.clock import ManualClock
 from postbus.contract.entities import (
     MAX_DURATION_MS,
     EntityKind,
@@ -32,9 +30,9 @@ from postbus.entity.commands import ReceiveMode, Refusal
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
-from tests.broker.administration_rig import administered, administration_of, refusal_of
+from tests.broker.administration_rig import administered, refusal_of
 from tests.broker.partition.test_host import until
-from tests.broker.partition_rig import message, running, spread
+from tests.broker.partition_rig import manual_clock, message, spread
 from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic, put_queue
 
 pytestmark = pytest.mark.slow
@@ -372,9 +370,8 @@ async def test_age_of_the_oldest_message_is_known_without_its_row_in_memory(
         await administration.put(a_queue("q", properties), NEW)
         assert (await administration.traffic("q")).oldest_age_s is None
         await bus.sent(bus.address("q"), *(message(f"{n}") for n in range(10)))
-    clock = ManualClock(lambda: time.time_ns() // 1_000_000)
-    async with running(store, clock=clock) as bus:
-        administration = administration_of(bus, store)
+    clock = manual_clock()
+    async with administered(store, clock=clock) as (administration, _):
         await administration.runtime("q")
         clock.advance(90_000)
         found = (await administration.traffic("q")).oldest_age_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,6 @@ from postbus.broker.administration import (
 )
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.preconditions import DirectoryRefusal
-from postbus.broker.partition.clock import ManualClock
 from postbus.contract.entities import (
     DAY_MS,
     EntityKind,
@@ -57,9 +55,9 @@ from postbus.entity.commands import (
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
-from tests.broker.administration_rig import administered, administration_of, refusal_of
+from tests.broker.administration_rig import administered, refusal_of
 from tests.broker.partition.test_host import until
-from tests.broker.partition_rig import Bus, RecordingSink, message, running, spread
+from tests.broker.partition_rig import Bus, RecordingSink, manual_clock, message, spread
 from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic
 from tests.store.driving import connected, wait_until
 
@@ -345,15 +343,17 @@ async def test_ids_of_duplicate_detection_come_back(store: Store, restart: bool)
 
 
 async def test_due_messages_are_forwarded_when_their_queue_is_restored(store: Store) -> None:
-    async with administered(store) as (administration, bus):
+    clock = manual_clock()
+    async with administered(store, clock=clock) as (administration, bus):
         await administration.put(a_queue("target", QUEUE), NEW)
         forwarding = QueueProperties(forward_to="target")
         made = await administration.put(a_queue("q", forwarding), NEW)
-        await bus.sent(bus.address("q"), message("later", scheduled_ms=bus.hosts[0].clock() + 300))
+        await bus.sent(bus.address("q"), message("later", scheduled_ms=clock() + HOUR_MS))
         await administration.delete("q", policy=RETAIN)
+        bus.advance(HOUR_MS)
         await until(lambda: _scheduled(bus, made.entity_no) == 0)
         assert (await administration.runtime("target")).active == 0
-    async with administered(store) as (administration, bus):
+    async with administered(store, clock=clock) as (administration, bus):
         await administration.restore(made.entity_no)
         assert (await administration.runtime("q")).scheduled == 0
 
@@ -365,7 +365,8 @@ async def test_due_messages_are_forwarded_when_their_queue_is_restored(store: St
 
 
 async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store: Store) -> None:
-    async with administered(store) as (administration, bus):
+    clock = manual_clock()
+    async with administered(store, clock=clock) as (administration, bus):
         topic = await administration.put(a_topic("t", TOPIC), NEW)
         kept = await administration.put(
             a_subscription("t", "kept", SUBSCRIPTION, [rule("one", "n = 1"), rule("two")]), NEW
@@ -374,7 +375,7 @@ async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store
         await administration.put(a_subscription("t", "closed", closed), NEW)
         earlier = await administration.put(a_subscription("t", "earlier", SUBSCRIPTION), NEW)
         await bus.sent(bus.address("t"), message("x"))
-        await bus.sent(bus.address("t"), message("due", scheduled_ms=bus.hosts[0].clock() + 400))
+        await bus.sent(bus.address("t"), message("due", scheduled_ms=clock() + HOUR_MS))
         await administration.delete("t/subscriptions/earlier", policy=RETAIN)
         await bus.sent(bus.address("t"), message("y"))
         await administration.delete("t", policy=RETAIN)
@@ -382,6 +383,7 @@ async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store
         for refused in (kept.entity_no, earlier.entity_no):
             assert await refusal_of(administration.restore(refused)) is Refusal.NOT_ALLOWED
         home = bus.hosts[topic.partitions[0]]
+        bus.advance(HOUR_MS)
         await until(lambda: _scheduled(bus, topic.entity_no) == 0)  # what is due is not lost
         assert home.is_loaded
         restored = await administration.restore(topic.entity_no)
@@ -488,10 +490,8 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
 
 
 async def test_a_moved_clock_does_not_shorten_the_retention(store: Store) -> None:
-    async with running(store, clock=ManualClock(lambda: time.time_ns() // 1_000_000)) as bus:
-        administration = administration_of(bus, store)
-        clock = bus.hosts[0].clock
-        assert isinstance(clock, ManualClock)
+    clock = manual_clock()
+    async with administered(store, clock=clock) as (administration, _):
         clock.advance(50 * DAY_MS)
         made = await administration.put(a_queue("q", QUEUE), NEW)
         await administration.delete("q", policy=RETAIN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,6 +44,7 @@ from postbus.entity.commands import (
     Thaw,
     Tick,
 )
+from postbus.entity.idle import REPEAT_MS
 from postbus.entity.window import WindowBudget
 from postbus.message.envelope import Envelope
 from postbus.store.caller_epoch import CallerEpochStore
@@ -52,6 +52,7 @@ from postbus.store.catalog import CatalogEntry, CatalogPut, CatalogStore, Delete
 from postbus.store.catalog_change import CatalogFence
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
+from tests.broker.partition_rig import manual_clock
 from tests.broker.putting import put_queue, put_subscription, put_topic
 from tests.store.driving import wait_until
 
@@ -378,9 +379,14 @@ class Broker:
     directory: Directory
     hosts: list[Host]
     clock: ManualClock
+    deleted: list[int] = field(default_factory=list)
+    """Entities that the catalog and their partitions deleted."""
 
     async def pass_time(self, duration_ms: int) -> None:
-        """Advance entity time in small steps, so that due work happens."""
+        """Advance entity time in small steps, each when the step before had all its effects.
+
+        Time that passes meanwhile thaws what a deletion froze, which then is not deleted.
+        """
         for _ in range(10):
             self.clock.advance(duration_ms // 10)
             for host in self.hosts:
@@ -388,14 +394,19 @@ class Broker:
             for host in self.hosts:
                 if host.is_loaded:
                     await host.call(Tick())
-        await wait_until(self.nothing_is_considered)
+            await settle()  # a deletion begins in a task of its own
+            await wait_until(self.nothing_is_considered)
 
     async def nothing_is_considered(self) -> bool:
         return not self.directory._unused
 
     async def wait_until_gone(self, entity_no: int) -> None:
+        """Wait until the partitions dropped an entity, which they report repeatedly if idle."""
+
         async def is_gone() -> bool:
-            return self.directory.numbered(entity_no) is None
+            if entity_no not in self.deleted:
+                await self.pass_time(REPEAT_MS)
+            return entity_no in self.deleted
 
         await wait_until(is_gone)
 
@@ -417,7 +428,7 @@ async def running(
 ) -> AsyncIterator[Broker]:
     directory = Directory(catalog or CatalogStore(store), 2)
     await directory.load()
-    clock = ManualClock(lambda: time.time_ns() // 1_000_000)
+    clock = manual_clock()
     async with asyncio.TaskGroup() as tasks:
         hosts = [
             Host(
@@ -436,7 +447,9 @@ async def running(
         try:
             for host in hosts if is_everything_loaded else hosts[:1]:
                 assert await host.call(Tick()) == Done()
-            yield Broker(directory, hosts, clock)
+            broker = Broker(directory, hosts, clock)
+            directory.on_deletion(broker.deleted.append)
+            yield broker
         finally:
             for host in hosts:
                 await host.stop()
