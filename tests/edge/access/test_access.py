@@ -463,7 +463,7 @@ def outlive_a_token(bus: ControlledBus) -> str:
         client.expect(DETACH)
         late_s = time.time() - expires_s
     assert late_s >= 0
-    return "detached at its second" if late_s < 5 else f"detached {late_s:.0f} s late"
+    return "detached within seconds" if late_s < 5 else f"detached {late_s:.0f} s late"
 
 
 def send_to_either(bus: ControlledBus) -> str:
@@ -504,8 +504,8 @@ BARE = "token for the bare host of the bus"
 EXPIRED = "token that has expired"
 OPERATIONS = {f"com.microsoft:{name}" for name in NODE._operations}
 OUT_OF_A_FOLDER = (
-    "forward from a queue of it to one outside, with `Host: team` and the token once more for that"
-    " host"
+    "create a queue in it that forwards to one outside, with `Host: team` and a supplementary token"
+    " for that host"
 )
 REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
     ("token of a namespace rule for the folder `team`", OUT_OF_A_FOLDER): forward_out_of_a_folder,
@@ -527,7 +527,7 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
         "send to either",
     ): send_to_either,
     (
-        "valid token, foreign name in `Host` that resolves to loopback",
+        "valid token, `Host` with a foreign name that resolves to loopback",
         "read a definition",
     ): lambda bus: str(
         ask(bus, "GET", f"/{QUEUE}", Host=FOREIGN, Authorization=signed("sb://localhost"))[0]
@@ -543,7 +543,7 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
         "password whose rule is changed",
         "commit an open transaction",
     ): commit_after_a_change,
-    ("token that ends", "link of it"): outlive_a_token,
+    ("token that expires", "keep a link that it authorized"): outlive_a_token,
     ("control token of the scope `read`", "delete a queue"): lambda bus: call_with_scope(
         bus, "read", "DELETE", f"/v1/queues/{QUEUE}"
     ),
@@ -551,9 +551,10 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
         "control token of the scope `definitions`",
         "read the keys of authorization rules",
     ): lambda bus: call_with_scope(bus, "definitions", "GET", "/v1/authorization-rules?keys=true"),
-    ("page of a foreign host (`Origin`)", "WebSocket to loopback"): lambda bus: open_websocket(
-        bus, Origin=f"https://{FOREIGN}"
-    ),
+    (
+        "web page of another host (`Origin`)",
+        "open a WebSocket to loopback",
+    ): lambda bus: open_websocket(bus, Origin=f"https://{FOREIGN}"),
 }
 
 
