@@ -107,7 +107,7 @@ class Applied(ResponseBody):
 
 
 class Deleted(ResponseBody):
-    """A deleted entity. `restorable`: a restore by `entity_id` works until its retention ends."""
+    """A deleted entity. `restorable`: it can be restored until its retention ends."""
 
     entity_id: int
     version: int
@@ -265,7 +265,10 @@ class RuntimeInformation(ResponseBody):
 
 
 class NamespaceDescription(ResponseBody):
-    """The bus namespace. `version`: the catalog's, the ETag. `properties` can be sent back."""
+    """The bus namespace. `version`: catalog version, and ETag.
+
+    `properties` can be sent back unchanged in a PUT.
+    """
 
     name: str
     version: int
@@ -330,7 +333,8 @@ class AuthorizationRuleDefinition(Body):
 class AuthorizationRuleDescription(ResponseBody):
     """An authorization rule. Keys are null unless requested with `?keys=true`.
 
-    `is_declared`: a manifest declares the rule; it can only be changed there and has no times.
+    `is_declared`: a manifest declares the rule; it can only be changed there, and has no
+    timestamps.
     """
 
     name: str
@@ -390,7 +394,10 @@ class LinkDescription(ResponseBody):
 
 
 class ConnectionDescription(ResponseBody):
-    """An AMQP client. `rules`: rules it authenticated with; `idle_s`: time since its last frame."""
+    """A connection of an AMQP client.
+
+    `rules`: authorization rules whose keys it presented; `idle_s`: seconds since its last frame.
+    """
 
     connection: int
     address: str | None
@@ -452,7 +459,7 @@ class Clock(ResponseBody):
 
 
 class LocksLost(ResponseBody):
-    """The entity that lost its locks, named as it was created."""
+    """The entity whose locks were expired, with its name as created."""
 
     entity: str
 
@@ -508,7 +515,8 @@ class Problem(ResponseBody):
 class AuditEntry(ResponseBody):
     """A manual change and its caller.
 
-    Equal `calls` of one caller within a minute are one entry. `entity` "" is the namespace.
+    Equal calls of one caller within a minute are combined into one entry; `calls` is their number.
+    `entity` "" is the namespace.
     `outcome` is `done`, `unknown`, or the reason for a refusal; null: the change is in progress, or
     its result was not recorded.
     """

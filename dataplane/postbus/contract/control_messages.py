@@ -67,7 +67,7 @@ class DeleteMessages(MessagesOf):
 
 
 class PurgeMessages(MessagesOf):
-    """The messages to delete, by filter; all without one. `count`: maximum number to examine."""
+    """The messages to delete; without a filter all. `count`: maximum number to examine."""
 
     where: Where | None = None
     from_number: SequenceNumber = 0
@@ -108,7 +108,7 @@ class EditedMessage(Body):
 
 
 class ResendMessages(MessagesOf):
-    """The dead letters to resend, in this order. `to` null: to where they were dead-lettered."""
+    """The dead letters to resend, in this order. `to` null: the entity they came from."""
 
     sub_queue: SubQueueName = "deadLetter"
     numbers: Chosen
@@ -191,10 +191,11 @@ class MessagePage(ExaminedMessages):
 
 
 class DeadLetterGroup(ResponseBody):
-    """Dead letters with the same reason and, apart from numbers, ids and addresses, description.
+    """Dead letters with the same reason and similar descriptions.
 
-    `*` stands for each word left out; `is_cut`: the description is longer. `example_number` is the
-    first message; times are null for messages dead-lettered before times were recorded.
+    Descriptions may differ in numbers, ids and addresses, for which `*` stands. `is_cut`: the
+    description is longer. `example_number` is the first message; times are null for messages
+    dead-lettered before times were recorded.
     """
 
     reason: str | None

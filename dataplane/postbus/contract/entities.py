@@ -458,7 +458,7 @@ class QueueFields(Model):
 
 
 class QueueProperties(QueueFields):
-    """The definition of a queue. `history_retention_ms` None: settled messages are deleted."""
+    """The definition of a queue. `history_retention` null: settled messages are deleted."""
 
     history_retention_ms: Retention | None = Field(None, alias="historyRetention")
 
@@ -572,7 +572,7 @@ class RuleProperties(Model):
     """A named filter with an optional action.
 
     `filter_type` distinguishes true and false filters, which need no `sql_filter`, from SQL
-    filters. Other values are accepted for Azure's templates and returned as null.
+    filters. Other filter types are accepted for Azure's templates, and returned as null.
     """
 
     name: Annotated[str, AfterValidator(check_filter_name)]

@@ -10,7 +10,7 @@ from postbus.contract.entities import DAY_MS, Model, NamespaceProperties, Retent
 
 
 class SoftDelete(Model):
-    """Retention of entities deleted with the policy Retain, which can be restored until then."""
+    """Period in which entities deleted with the policy `Retain` can be restored."""
 
     retention_ms: Retention = Field(7 * DAY_MS, alias="retention")
 

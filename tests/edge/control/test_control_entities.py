@@ -293,8 +293,8 @@ def test_if_match_refuses_an_outdated_version(api: Caller, name: str) -> None:
         late = api.call(method, path, body, headers={"If-Match": first})
         assert (late.status, late.kind) == (412, "version-differs")
         assert late.body["detail"] == (
-            f"the queue {name} has the version {second.headers['ETag']}, If-Match says another:"
-            " read it again and repeat"
+            f"the queue {name} has the version {second.headers['ETag']}, but If-Match names"
+            " another: read it again and repeat"
         )
     assert api.get(path).body["properties"]["maxDeliveryCount"] == 5
     either = f'"1", {second.headers["ETag"]}'
@@ -443,7 +443,7 @@ def test_changes_of_immutable_properties_of_the_namespace_are_refused_by_name(ap
     assert "sku.name" in refused.body["detail"]
     old = api.put("/v1/namespace", {}, headers={"If-Match": '"0"'})
     assert (old.status, old.kind) == (412, "version-differs")
-    assert old.body["detail"].endswith('", If-Match says another: read it again')
+    assert old.body["detail"].endswith('", but If-Match names another: read it again')
     new = api.put("/v1/namespace", {}, headers={"If-None-Match": "*"})
     assert (new.status, new.kind) == (412, "already-exists")
     assert new.body["detail"] == "the namespace exists"

@@ -153,7 +153,7 @@ def _read_line(number: int, line: str) -> tuple[bytes, ControlCaller]:
     if len(token) < LEAST_TOKEN_CHARS or not token.isascii():
         raise ValueError(
             f"a token has at least {LEAST_TOKEN_CHARS} ASCII characters (line {number});"
-            " `openssl rand -base64 32` makes one"
+            " `openssl rand -base64 32` generates one"
         )
     digest = _digest(token)
     if not said:

@@ -142,7 +142,7 @@ def answering_if_match(
     try:
         yield
     except VersionDiffers as error:
-        detail = f'{what} has the version "{error.version}", If-Match says another: {advice}'
+        detail = f'{what} has the version "{error.version}", but If-Match names another: {advice}'
         raise ControlRefused(412, detail, ProblemType.VERSION_DIFFERS) from error
     except DirectoryRefusal as error:
         match mode, error.refused.refusal:

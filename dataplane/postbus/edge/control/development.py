@@ -68,8 +68,8 @@ class ControlDevelopment:
         if late:
             raise ControlRefused(
                 503,
-                f"time was advanced, but the store is away from {_named(late)}: events due there"
-                " happen when it is back; /readyz of the metrics port shows when",
+                f"time was advanced, but the store of {_named(late)} is unavailable: what is due"
+                " there happens when it is back; /readyz of the metrics port shows the state",
                 ProblemType.UNAVAILABLE,
             )
         return Answer(_shown_clock(controls))

@@ -48,8 +48,8 @@ MODE: Final[Literal["serialization"]] = "serialization"
 
 DESCRIPTION: Final = """\
 Definitions, counts and status of a Postbus namespace. A `PUT` replaces the whole definition and
-is idempotent. Errors are problem details (RFC 9457); `detail` says what to do. Responses
-may gain fields.
+is idempotent. Errors are problem details (RFC 9457); `detail` says what to do. Later
+versions may add fields to responses.
 """
 
 

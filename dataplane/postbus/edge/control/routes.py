@@ -119,7 +119,7 @@ PAGE: Final = (SKIP, TOP)
 SINCE: Final = Query(
     "since",
     {"type": "integer", "minimum": 0, "maximum": MAX_VERSION, "default": 0},
-    "Return what is newer than this catalog version.",
+    "Return changes after this catalog version.",
 )
 WAIT: Final = Query(
     "wait",
@@ -139,7 +139,7 @@ KEYS: Final = Query(
 BEFORE: Final = Query(
     "before",
     {"type": "integer", "minimum": 1, "maximum": MAX_VERSION, "default": MAX_VERSION},
-    "Return entries with a lower number than this.",
+    "Return entries with lower numbers than this, which are older.",
 )
 OF_ENTITY: Final = Query(
     "entity", {"type": "string", "default": ""}, "Return entries about this entity only."
@@ -388,7 +388,7 @@ HISTORY: Final = (
         "GET",
         "/v1/changes",
         "changes",
-        "List what changed since a version, optionally waiting for a change",
+        "List changes since a version, optionally waiting for one",
         EntityChanges,
         queries=(SINCE, WAIT),
         refusals=(410, 503),
@@ -422,7 +422,7 @@ AUDIT: Final = (
         "GET",
         "/v1/audit",
         "audit",
-        "List who changed definitions, rules, keys and messages, newest first",
+        "List manual changes with their callers, newest first",
         AuditPage,
         queries=(BEFORE, TOP, OF_ENTITY, OF_CALLER),
         refusals=(503,),
@@ -496,7 +496,7 @@ DEVELOPMENT: Final = (
         "GET",
         "/v1/clock",
         "development",
-        "Get the entity time",
+        "Get the time of messages",
         Clock,
         refusals=(404,),
     ),
@@ -505,7 +505,7 @@ DEVELOPMENT: Final = (
         "POST",
         "/v1/clock/advance",
         "development",
-        "Advance the entity time; answers when everything due by then has happened",
+        "Advance the time of messages; responds once everything due by then has happened",
         Clock,
         Advance,
         refusals=(404, 409, 503),

@@ -122,7 +122,7 @@ class ControlServer:
             if self._is_loopback and not _is_loopback(request.headers.get("Host", "")):
                 raise ControlRefused(
                     403,
-                    "the control API is reached as localhost or 127.0.0.1 only",
+                    "call the control API as localhost or 127.0.0.1: it listens on loopback only",
                     ProblemType.UNAUTHORIZED,
                 )
             if request.match_info.http_exception is not None:
@@ -140,7 +140,7 @@ class ControlServer:
             detail = f"{error}: another caller leads now; changes require a higher epoch"
             return _problem(409, detail, ProblemType.CALLER_TOO_OLD)
         except StoreAway:
-            detail = "the store is away, nothing was changed: repeat it"
+            detail = "the store is unavailable, nothing was changed: repeat the request"
             return _problem(503, detail, ProblemType.UNAVAILABLE)
         except web.HTTPException as error:  # raised by the router, or for a body that is too long
             answer = _problem(error.status, _explain(request, error))
@@ -149,7 +149,7 @@ class ControlServer:
             return answer
         except Exception:
             logger.exception("handling a request failed", extra={"path": request.path})
-            return _problem(500, "this is an error of Postbus; please report it")
+            return _problem(500, "this is a bug in Postbus; please report it")
 
 
 def _check_scope(caller: ControlCaller, needed: Scope) -> None:
@@ -248,7 +248,7 @@ def _read_condition(request: web.Request) -> Precondition:
     if (absent := request.headers.get("If-None-Match")) is not None:
         if absent.strip() != "*" or request.method != "PUT":
             raise ControlRefused(
-                400, "If-None-Match: only `*`, with PUT, is understood", ProblemType.INVALID
+                400, "If-None-Match: only `*` is supported, with PUT", ProblemType.INVALID
             )
         must_be_new = True
     if "If-Match" not in request.headers:
