@@ -67,7 +67,7 @@ SERVE_EPILOG: Final = examples(
     "POSTBUS_STORES=postgresql://bus@db/bus postbus serve bus.yaml",
     "postbus serve manifests/ --host 0.0.0.0 --log-format json",
     "postbus serve bus.yaml --take-over   ask the running process to end, then start",
-    "postbus serve bus.yaml --no-wait     exit with 6 instead of becoming a stand-by",
+    "postbus serve bus.yaml --no-wait     exit with 6 instead of becoming a standby",
     codes=RUNNING_CODES,
 )
 CHECK_EPILOG: Final = examples(
@@ -87,10 +87,6 @@ app = typer.Typer(
 app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
 app.add_typer(context, name="context")
-app.add_typer(keys.keys, name="keys")
-app.command("connections", epilog=connections.EPILOG)(connections.connections)
-app.command("report", epilog=report.EPILOG)(report.report)
-app.command("connection-string", epilog=keys.CONNECTION_EPILOG)(keys.connection_string)
 PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Definitions": (
         ("apply", manifests.apply, manifests.APPLY_EPILOG),
@@ -101,14 +97,21 @@ PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("describe", entities.describe, entities.DESCRIBE_EPILOG),
         ("delete", entities.delete, entities.DELETE_EPILOG),
         ("restore", entities.restore, entities.RESTORE_EPILOG),
-        ("status", entities.status, entities.STATUS_EPILOG),
-        ("audit", audit.audit, audit.EPILOG),
     ),
     "Messages": (
         ("send", send.send, send.EPILOG),
         ("receive", receive.receive, receive.EPILOG),
         ("peek", messages.peek, messages.PEEK_EPILOG),
         ("purge", messages.purge, messages.PURGE_EPILOG),
+    ),
+    "Monitoring": (
+        ("status", entities.status, entities.STATUS_EPILOG),
+        ("connections", connections.connections, connections.EPILOG),
+        ("audit", audit.audit, audit.EPILOG),
+        ("report", report.report, report.EPILOG),
+    ),
+    "Access": (
+        ("connection-string", keys.connection_string, keys.CONNECTION_EPILOG),
         ("token", tokens.token, tokens.EPILOG),
     ),
 }
@@ -116,6 +119,7 @@ for _panel, _commands in PANELS.items():
     for _name, _command, _epilog in _commands:
         app.command(_name, epilog=_epilog, rich_help_panel=_panel)(_command)
 app.add_typer(dlq, name="dlq", rich_help_panel="Messages")
+app.add_typer(keys.keys, name="keys", rich_help_panel="Access")
 
 Manifests = Annotated[
     list[Path] | None,
@@ -130,10 +134,10 @@ Stores = Annotated[
 ]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on [127.0.0.1].")]
 Port = Annotated[
-    int | None, typer.Option("--port", help="AMQP port without TLS [5672]; 0: any free port.")
+    int | None, typer.Option("--port", help="AMQP port without TLS [5672]; 0: any free.")
 ]
 TlsPort = Annotated[
-    int | None, typer.Option("--tls-port", help="Port with TLS [5671]; 0: any free port.")
+    int | None, typer.Option("--tls-port", help="Port with TLS [5671]; 0: any free.")
 ]
 HttpPort = Annotated[int | None, typer.Option("--http-port", help="HTTP port [5300]; 0: any free.")]
 MetricsPort = Annotated[
@@ -172,7 +176,8 @@ def _main(
     named: Annotated[
         str | None,
         typer.Option(
-            "--context", "-C", help="Same as the option of each command.", metavar="NAME",
+            "--context", "-C", metavar="NAME",
+            help="Context for any command; see postbus context list.",
             autocompletion=context_names,
         ),
     ] = None,
@@ -277,7 +282,7 @@ def serve(
 ) -> None:
     """Run a broker on a Postgres that you provide.
 
-    If another process with the same broker name is running, this one is a stand-by: it waits,
+    If another process with the same broker name is running, this one is a standby: it waits,
     accepts no clients and is not ready.
     """
     if take_over and no_wait:
@@ -319,7 +324,9 @@ def serve(
 
 @app.command(epilog=CHECK_EPILOG)
 def check(
-    manifests: Annotated[list[Path], typer.Argument(help="Manifest files, or folders of *.yaml.")],
+    manifests: Annotated[
+        list[Path], typer.Argument(help="Manifest files, or folders of *.yaml; - is stdin.")
+    ],
 ) -> None:
     """Validate manifests without starting anything."""
     from postbus.manifests.reader import read_manifests

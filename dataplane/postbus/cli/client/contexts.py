@@ -377,7 +377,7 @@ def set_context(
 
 @context.command(epilog=EPILOG)
 def delete(name: Name) -> None:
-    """Delete a context; files that it names stay."""
+    """Delete a context, but not the files that it names."""
     with expected_failures():
         file = ContextFile.load()
         file.find(name)

@@ -42,7 +42,7 @@ def audit(
         int, typer.Option("--count", "-n", help="Maximum number of changes.", min=1)
     ] = 20,
     before: Annotated[
-        int | None, typer.Option("--before", help="Start before this number.", min=1)
+        int | None, typer.Option("--before", help="Only changes with lower numbers.", min=1)
     ] = None,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,

@@ -54,7 +54,7 @@ SUMMARY: Final = (
     "postbus dlq summary orders --where \"region = 'eu'\" -o json",
 )
 RESEND: Final = (
-    "postbus dlq resend orders 17 18              by number, to their former entity",
+    "postbus dlq resend orders 17 18              by number, to their original entity",
     "postbus dlq resend orders --all --dry-run    count them only",
     "postbus dlq resend orders --all --rate 100   at most 100 messages per second",
     "postbus dlq resend orders --where \"region = 'eu'\" --to orders-eu",
@@ -83,7 +83,7 @@ Rate = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the messages, change nothing.")]
 To = Annotated[
-    str | None, typer.Option("--to", help="Target queue or topic; default: their former entity.")
+    str | None, typer.Option("--to", help="Target queue or topic; default: the original entity.")
 ]
 FIELDS: Final = {
     "--id": "messageId",
@@ -199,7 +199,7 @@ def resend(
     yes: Yes = False,
     context: ContextName = None,
 ) -> None:
-    """Resend dead letters: removed and sent in one step, never twice, never lost."""
+    """Resend dead letters; each is removed and sent in one step, never twice, never lost."""
     with expected_failures():
         work = _SelectedOperation(
             find_target(context), entity, where, transfer, "resent", body_contains
@@ -252,28 +252,28 @@ def edit(
         list[str] | None, typer.Option("--remove-property", help="Application property to remove.")
     ] = None,
     message_id: Annotated[
-        str | None, typer.Option("--id", help="New value; '' removes it.")
+        str | None, typer.Option("--id", help="New message id; '' removes it.")
     ] = None,
     session: Annotated[
-        str | None, typer.Option("--session", help="New value; '' removes it.")
+        str | None, typer.Option("--session", help="New session id; '' removes it.")
     ] = None,
     subject: Annotated[
-        str | None, typer.Option("--subject", help="New value; '' removes it.")
+        str | None, typer.Option("--subject", help="New subject; '' removes it.")
     ] = None,
     content_type: Annotated[
-        str | None, typer.Option("--content-type", help="New value; '' removes it.")
+        str | None, typer.Option("--content-type", help="New content type; '' removes it.")
     ] = None,
     correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", help="New value; '' removes it.")
+        str | None, typer.Option("--correlation-id", help="New correlation id; '' removes it.")
     ] = None,
     reply_to: Annotated[
-        str | None, typer.Option("--reply-to", help="New value; '' removes it.")
+        str | None, typer.Option("--reply-to", help="New address for replies; '' removes it.")
     ] = None,
     to: To = None,
     transfer: Transfer = False,
     context: ContextName = None,
 ) -> None:
-    """Resend one dead letter with changes; it stays unchanged when they are refused."""
+    """Resend one dead letter with changes; if they are rejected, nothing changes."""
     with expected_failures():
         given = (message_id, session, subject, content_type, correlation_id, reply_to)
         named = zip(FIELDS.values(), given, strict=True)

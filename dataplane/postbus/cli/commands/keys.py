@@ -76,7 +76,7 @@ def rotate(
     entity: Entity = None,
     context: ContextName = None,
 ) -> None:
-    """Generate a new primary key; the old one becomes the secondary, whose key is discarded."""
+    """Generate a new primary key; the old one replaces the secondary key."""
     from postbus.cli.client.control_client import part, run_with
     from postbus.process.data_directory import new_key
 

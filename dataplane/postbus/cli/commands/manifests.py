@@ -39,7 +39,7 @@ APPLY_EPILOG: Final = examples(
     "postbus apply queue.yaml --context prod -o json",
 )
 DIFF_EPILOG: Final = examples(
-    "postbus diff examples/               what apply would change; exits with 1 if anything",
+    "postbus diff examples/               the changes that apply would make",
     "postbus diff examples/ --context prod",
 )
 EXPORT_EPILOG: Final = examples(
@@ -70,7 +70,7 @@ def apply(
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """Create and change entities to match manifests; deletes nothing."""
+    """Create and change entities to match manifests; never delete any."""
     from postbus.cli.client.control_client import run_with
     from postbus.cli.commands.applying import make_plan
 

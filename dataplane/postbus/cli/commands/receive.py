@@ -65,7 +65,10 @@ def receive(
     peek_lock: Annotated[
         float | None,
         typer.Option(
-            "--peek-lock", min=0, metavar="SECONDS", help="Lock the messages, then release them."
+            "--peek-lock",
+            min=0,
+            metavar="SECONDS",
+            help="Lock the messages for this time, then release them.",
         ),
     ] = None,
     reason: Annotated[str | None, typer.Option("--reason", help="Dead-letter reason.")] = None,

@@ -1,6 +1,6 @@
 """Handling of another process with the same broker name: `--take-over` and `--no-wait`.
 
-Without either option `serve` starts as a stand-by. The other processes are those with a heartbeat
+Without either option `serve` starts as a standby. The other processes are those with a heartbeat
 in the first database, where every broker claims partition 0. This happens before the data directory
 is locked, since the other process may hold the lock. The bus serves health meanwhile.
 """

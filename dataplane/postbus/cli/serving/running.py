@@ -47,7 +47,7 @@ SPARE_DESCRIPTORS: Final = 1_000
 """Descriptors for files and connections to Postgres, in addition to clients."""
 
 STANDING_LOOK_S: Final = 1.0
-"""Interval of checks whether this stand-by took over; they cost no request."""
+"""Interval of checks whether this standby took over; they cost no request."""
 
 DEFAULT_BUS: Final = BusDefinition(
     "local-bus",
@@ -309,16 +309,16 @@ def announce(bus: Bus, *, with_keys: bool) -> None:
 
 
 async def announce_standing(bus: Bus) -> None:
-    """Print a line that scripts can wait for, ready or stand-by and for whom, and notify systemd.
+    """Print a line that scripts can wait for, ready or standby and for whom, and notify systemd.
 
-    For systemd a stand-by counts as started too: it fulfils its purpose.
+    For systemd a standby counts as started too: it fulfils its purpose.
     """
     was_ready: bool | None = None
     while True:
         held_by = bus.readiness.held_by
         if (is_ready := held_by is None) != was_ready:
             was_ready = is_ready
-            standing = "ready" if is_ready else f"stand-by, the bus is {held_by}"
+            standing = "ready" if is_ready else f"standby, the bus is {held_by}"
             colour = "green" if is_ready else "yellow"
             word, comma, more = standing.partition(",")
             out.print(f"\n[{colour}]{word}[/{colour}]{comma}{escape(more)}; Ctrl-C stops the bus")
