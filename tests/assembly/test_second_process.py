@@ -127,7 +127,7 @@ def test_a_second_process_waits_logs_the_owner_and_takes_over(
     assert first.is_ready
     wait_until(lambda: "; Ctrl-C" in second.said())
     (standing,) = [line for line in second.said().splitlines() if "Ctrl-C" in line]
-    assert re.match(rf"stand-by, the bus is owned by broker-0, {first.life} in epoch 1;", standing)
+    assert re.match(rf"standby, the bus is owned by broker-0, {first.life} in epoch 1;", standing)
     first.stop()
     second.wait_ready()
     wait_until(lambda: "\nready; Ctrl-C" in second.said())

@@ -151,9 +151,8 @@ async def test_a_bus_reports_that_it_waits_for_its_store_and_starts(
         assert (await start.look("/healthz"))[0] == 200
         status, text = await start.look("/readyz")
         assert status == 503
-        assert re.fullmatch(
-            r"not ready\nwaiting for the store\nthe store at /\S+ is away since \S+Z: \w+.*\n", text
-        ), text
+        store = r"the store at /\S+ is unavailable \(since \S+Z\): \w+.*\n"
+        assert re.fullmatch(rf"not ready\nwaiting for the store\n{store}", text), text
         assert re.search(r'store_up\{.*store="1"\} 0.0', (await start.look("/metrics"))[1])
         await until(lambda: len(start.waits) > 4)
         assert not start.task.done()
@@ -256,7 +255,9 @@ async def test_serve_reports_that_it_waits_and_ends_in_order(folder: Path) -> No
             said: list[str] = []
             while sum("STATUS=waiting" in each for each in said) < 3:
                 said.append(await asyncio.to_thread(lambda: manager.recv(4_096).decode()))
-            at = r"the store at 127\.0\.0\.1:1 is away since \S+Z: ConnectionRefusedError"
+            at = (
+                r"the store at 127\.0\.0\.1:1 is unavailable \(since \S+Z\): ConnectionRefusedError"
+            )
             assert re.search(f"STATUS=waiting for the store: {at}", said[-1] + said[-2])
             assert "EXTEND_TIMEOUT_USEC=120000000" in said
             health = await asyncio.to_thread(_status, f"{url}/healthz")
@@ -291,12 +292,12 @@ async def test_health_is_served_before_any_store_is_used(
             ready = await asyncio.to_thread(_status, f"{url}/readyz")
             assert ready is None or ready[0] == 503
             assert process.poll() is None
-            return ready is not None and "is away" in ready[1]
+            return ready is not None and "is unavailable" in ready[1]
 
         await wait_until(is_waiting)
         assert await asyncio.to_thread(_status, f"{url}/healthz") == (200, "ok\n")
         _, text = await asyncio.to_thread(_status, f"{url}/readyz") or (0, "")
-        at = r"the store at 127\.0\.0\.1:1 is away since \S+Z: ConnectionRefusedError"
+        at = r"the store at 127\.0\.0\.1:1 is unavailable \(since \S+Z\): ConnectionRefusedError"
         assert re.match(f"not ready\nwaiting for the store\n{at}", text)
         assert (
             "postbus_store_up"
@@ -341,7 +342,9 @@ async def test_a_take_over_repeats_its_request_when_the_connection_is_lost(dsns:
         assert not store.outage.is_on
         await store.close()
     (step,) = steps
-    assert re.match(r"waiting for the store: the store at /\S+ is away since \S+Z: \w+", step)
+    assert re.match(
+        r"waiting for the store: the store at /\S+ is unavailable \(since \S+Z\): \w+", step
+    )
 
 
 # --- one of several -----------------------------------------------------------------------------
@@ -377,7 +380,7 @@ async def test_a_start_with_one_database_away_serves_the_rest_and_takes_it_in_la
         await send(start.bus, SPREAD, *map(str, range(8)))
         assert await received(start.bus, SPREAD, 8) == {str(n) for n in range(8)}
         status, text = await start.look("/readyz")
-        away = r"the store at /\S+start-1\S* is away since \S+Z: \w+"
+        away = r"the store at /\S+start-1\S* is unavailable \(since \S+Z\): \w+"
         assert status == 200
         assert re.match(rf"ready\n{away}.*\n(partition \d*[13579]: cannot be loaded: .*\n)+", text)
         metrics = (await start.look("/metrics"))[1]

@@ -17,7 +17,7 @@ from postbus.process.data_directory import DataDirectory
 from postbus.process.settings import Settings
 
 LOADING_S = 0.5
-"""Wait of a start for partitions; a stand-by loads none."""
+"""Wait of a start for partitions; a standby loads none."""
 PORTS = ("port", "tls_port", "http_port", "metrics_port", "control_port")
 
 

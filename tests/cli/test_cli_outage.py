@@ -13,7 +13,7 @@ from postbus.cli.commands.entities import Policy, messages_of
 from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 from tests.cli.command_line import CommandLine, folder_with_bus
 
-AWAY = r"the store at \S+postgres\S* is away: the store is away because a test asked for it"
+AWAY = r"the store at \S+postgres\S* is unavailable: a test requested an outage"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_outage_is_logged_once_and_then_summed_up(caplog: pytest.LogCaptureFixtu
     for partition in range(16):
         troubles.log(partition, "partition could not be loaded", refused)
     (first,) = told()
-    text = "the store at db.example.org:5432 is away: ConnectionRefusedError: [Errno 111]"
+    text = "the store at db.example.org:5432 is unavailable: ConnectionRefusedError: [Errno 111]"
     assert (first.levelno, vars(first)["error"]) == (logging.WARNING, text)
     for _ in range(12):
         now += 5

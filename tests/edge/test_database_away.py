@@ -1,4 +1,4 @@
-"""A bus on two databases, one of which is away: clients read, send, receive and change."""
+"""A bus on two databases, one of which is unavailable: clients read, send, receive and change."""
 
 from __future__ import annotations
 

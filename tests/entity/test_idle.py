@@ -378,7 +378,7 @@ def test_a_held_entity_stays_frozen_until_it_is_thawed() -> None:
 def test_only_a_frozen_entity_is_held_unless_deletion_was_decided() -> None:
     rig = frozen_rig()
     rig.advance(2_000)
-    assert rig.apply(Hold(QUEUE)) == Refused(Refusal.BUSY, "the entity is frozen no longer")
+    assert rig.apply(Hold(QUEUE)) == Refused(Refusal.BUSY, "the entity is no longer frozen")
     rig.send("b")
     assert isinstance(rig.apply(Hold(QUEUE, is_decided=True)), Frozen)
     assert rig.apply(Enqueue(QUEUE, [message("b")])) == BUSY

@@ -487,7 +487,7 @@ def test_secret_must_be_defined_and_hold_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["x", "SAS_KEY", "nineteen-characters"])
 def test_given_keys_must_not_be_short(tmp_path: Path, key: str) -> None:
-    told = "a key has at least 20 characters: `openssl rand -base64 32` makes one"
+    told = "a key has at least 20 characters: generate one with `openssl rand -base64 32`"
     short = SECRET.replace("first-of-twenty-and-more", key)
     twice = WITH_RULES.replace("[Listen]}", "[Listen], secretName: shop-keys}")
     assert complaints(tmp_path, twice, short) == [f":17: stringData.primaryKey: {told}"]

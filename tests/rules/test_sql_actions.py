@@ -270,7 +270,7 @@ def test_the_schedule_takes_timestamps_and_their_texts() -> None:
         ("SET sys.PartitionKey = 'other'", "The partition key differs from the session id."),
         ("SET sys.Label = data", "a value of type binary has no text"),
         ("SET a = items", "an application property is a simple value"),
-        ("SET a = huge + huge", "a text grew over 32768 characters"),
+        ("SET a = huge + huge", "a text exceeds 32768 characters"),
         ("SET a = huge SET b = huge", "The application properties would exceed their limit."),
     ],
 )
@@ -284,7 +284,7 @@ def test_actions_that_fail(action: str, text: str) -> None:
 
 def test_doubling_a_text_again_and_again_stays_within_bounds() -> None:
     action = "SET a = a + a " * 32
-    assert failed(action, published({"a": "x"})) == "a text grew over 32768 characters"
+    assert failed(action, published({"a": "x"})) == "a text exceeds 32768 characters"
 
 
 def test_an_action_fails_on_broken_properties() -> None:

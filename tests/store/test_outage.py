@@ -35,11 +35,11 @@ def test_an_outage_is_logged_at_once_then_summed_up_until_its_end(
 
     assert (outage.is_on, outage.text) == (False, None)
     fail()
-    text = "the store at db.example.org:5432 is away since 2023-11-14T22:13:20Z: refused"
+    text = "the store at db.example.org:5432 is unavailable (since 2023-11-14T22:13:20Z): refused"
     assert (outage.is_on, outage.text) == (True, text)
     (first,) = logged()
     assert first.levelno == logging.WARNING
-    assert vars(first)["why"] == "the store at db.example.org:5432 is away: refused"
+    assert vars(first)["why"] == "the store at db.example.org:5432 is unavailable: refused"
     for _ in range(59):
         now += 1
         fail()

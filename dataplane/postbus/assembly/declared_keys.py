@@ -25,9 +25,9 @@ def refuse_public_keys(host: str, definition: BusDefinition) -> None:
     for rule in (*definition.rules, *of_queues, *of_topics):
         if rule.keys is not None and PUBLIC_KEY in (rule.keys.primary, rule.keys.secondary):
             raise SettingsError(
-                f"host is {host}, but everybody knows the key of the rule {rule.name},"
-                f" {PUBLIC_KEY}: give its Secret another (`openssl rand -base64 32` makes one), or"
-                " listen on loopback"
+                f"host is {host}, but the key of the rule {rule.name} is the public {PUBLIC_KEY}:"
+                " put another into its Secret (`openssl rand -base64 32` generates one), or listen"
+                " on loopback"
             )
 
 

@@ -133,7 +133,7 @@ async def define_entities(
     try:
         entries = await audit.begin_all(differing)
     except StoreError as error:
-        refused = Refused(Refusal.NOT_APPLIED, f"the store is away: {error}")
+        refused = Refused(Refusal.NOT_APPLIED, f"the store is unavailable: {error}")
         raise DirectoryRefusal(refused) from error
     try:
         await _define(wanted, administration)
@@ -161,7 +161,7 @@ async def _note_rules(rules: Sequence[KeyRule], audit: Audit) -> None:
     """Record the authorization rules of the manifests in the audit if they have changed.
 
     Earlier rules are known by a salted digest, from which no key can be derived. Raises
-    `DirectoryRefusal` while the store is away.
+    `DirectoryRefusal` while the store is unavailable.
     """
     last = await audit.page(MAX_ENTRY, 1, "", MANIFESTS)
     known = last[0].change.detail if last else {}

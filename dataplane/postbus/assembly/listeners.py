@@ -245,7 +245,7 @@ class Listeners:
         except CertificateUnusable as error:
             raise ListenError(str(error)) from error
         except (OSError, ValueError) as error:
-            raise ListenError(f"no certificate can be made: {error}") from error
+            raise ListenError(f"no certificate can be generated: {error}") from error
         namespace.on_change.append(lambda changed: context.require(changed.minimum_tls_version))
         return context
 

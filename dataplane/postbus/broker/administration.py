@@ -77,7 +77,7 @@ REAP_S: Final = 60.0
 class Availability(Enum):
     """How much of an entity can be used. Source: Service Bus EntityAvailabilityStatus.
 
-    LIMITED: one of its partitions is away or takes no sends.
+    LIMITED: one of its partitions is unavailable or takes no sends.
     """
 
     AVAILABLE = "Available"
@@ -299,7 +299,7 @@ class Administration:
         if late or any(isinstance(call.result(), Refused) for call in done):
             troubles = [host.trouble for host in hosts if host.trouble is not None]
             why = f": {troubles[0]}" if troubles else ""
-            return f"the store is away{why}; try again"
+            return f"the store is unavailable{why}; try again"
         return None
 
     # --- definitions ----------------------------------------------------------------------------
@@ -409,7 +409,8 @@ class Administration:
         try:
             return await work
         except StoreError as error:
-            raise refusal(Refusal.NOT_APPLIED, f"the store is away: {error}; try again") from error
+            detail = f"the store is unavailable: {error}; try again"
+            raise refusal(Refusal.NOT_APPLIED, detail) from error
 
     async def reap(self) -> None:
         """Let go of what need not be kept any longer, where definitions are changed."""

@@ -232,7 +232,7 @@ class Audit:
                 "audit entries are delayed: the store is full", extra={"verb": change.verb}
             )
         except StoreError as error:
-            detail = f"the store is away, so the change cannot be audited: {error}; try again"
+            detail = f"the change cannot be audited, the store is unavailable: {error}; try again"
             raise DirectoryRefusal(Refused(Refusal.NOT_APPLIED, detail)) from error
         if may_repeat:
             self._recent[key] = entry
@@ -260,13 +260,13 @@ class Audit:
     ) -> list[AuditEntry]:
         """Return entries below a number, newest first.
 
-        Raises `DirectoryRefusal` while the store is away.
+        Raises `DirectoryRefusal` while the store is unavailable.
         """
         await self._settled()
         try:
             return await self._store.page(before, top, entity, caller)
         except StoreError as error:
-            detail = f"the store is away: {error}; try again"
+            detail = f"the store is unavailable: {error}; try again"
             raise DirectoryRefusal(Refused(Refusal.NOT_APPLIED, detail)) from error
 
     async def _settled(self) -> None:

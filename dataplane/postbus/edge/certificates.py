@@ -253,7 +253,7 @@ def _ensure_authority(
         if certificate.not_valid_after_utc - now > timedelta(days=SERVER_DAYS):
             return certificate, key
         logger.warning(
-            "the authority ends and is replaced: clients have to trust the new one",
+            "the CA expires soon and is replaced: clients must trust the new one",
             extra={"file": str(certificate_file)},
         )
     key = ec.generate_private_key(ec.SECP256R1())

@@ -269,7 +269,7 @@ class IdleEntities:
             return Refused(Refusal.ENTITY_NOT_FOUND)
         if not command.is_decided:
             if self._frozen.get(entity_no, 0) <= self._context.now_ms:
-                return Refused(Refusal.BUSY, "the entity is frozen no longer")
+                return Refused(Refusal.BUSY, "the entity is no longer frozen")
             refused = _not_empty(entity) if entity_no in self._emptied else None
             if refused is not None:
                 return refused

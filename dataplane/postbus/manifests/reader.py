@@ -269,7 +269,8 @@ class _Read:
     def _refuse_short(self, document: Document, secret: SecretDocument, key: str) -> None:
         """Add a problem with a key, once for all rules that name its Secret."""
         message = (
-            f"a key has at least {LEAST_KEY_CHARS} characters: `openssl rand -base64 32` makes one"
+            f"a key has at least {LEAST_KEY_CHARS} characters:"
+            " generate one with `openssl rand -base64 32`"
         )
         place = "stringData" if key in secret.string_data else "data"
         problem = document.problem((place, key), message)

@@ -126,7 +126,7 @@ class EmbeddedPostgres:
         started = time.monotonic()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(self.folder.iterdir()) and not (self.folder / "lock").exists():
-            raise EmbeddedError(f"{self.folder} is not empty and was not made by Postbus")
+            raise EmbeddedError(f"{self.folder} is not empty and was not created by Postbus")
         if self._lock_fd is None:
             self._lock_fd = _lock(self.folder / "lock")
         try:

@@ -222,8 +222,8 @@ def load_settings(**said: Any) -> Settings:
     given = {name: value for name, value in said.items() if value is not None}
     if any(_has_password(dsn) for dsn in str(given.get("stores", "")).split()):
         raise SettingsError(
-            "--stores: everybody on this machine sees a password of the command line: put the"
-            " address into POSTBUS_STORES"
+            "--stores: other users of this machine can see a password on the command line: set"
+            " POSTBUS_STORES instead"
         )
     try:
         settings = Settings(**given)

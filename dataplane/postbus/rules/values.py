@@ -222,7 +222,7 @@ def calculate(sign: str, left: Value, right: Value) -> Value:
     if sign == "+" and ValueKind.TEXT in kinds:
         joined = text_of(left) + text_of(right)
         if len(joined) > MAX_TEXT_CHARS:
-            raise EvaluationError(f"a text grew over {MAX_TEXT_CHARS} characters")
+            raise EvaluationError(f"a text exceeds {MAX_TEXT_CHARS} characters")
         return joined
     if sign == "-" and kinds == (ValueKind.TIME, ValueKind.TIME):
         return (left - right) / 1000

@@ -45,7 +45,7 @@ class Outage:
     @property
     def text(self) -> str | None:
         """The problem in one line for people; None when there is none."""
-        return None if self._error is None else self._describe(f" since {self._shown_since}")
+        return None if self._error is None else self._describe(f" (since {self._shown_since})")
 
     def failed(self, error: Exception) -> None:
         """Record a failure of the store; the same error may be reported twice."""
@@ -83,7 +83,7 @@ class Outage:
         error = self._error
         line = (f"{error}" or type(error).__name__).splitlines()[0]
         if isinstance(error, StoreUnavailable):
-            return f"the store{self._at} is away{since}: {line}"
+            return f"the store{self._at} is unavailable{since}: {line}"
         if isinstance(error, StoreMisconfigured):
             return f"the store{self._at} cannot be used{since}: {line}"
         return f"the store{self._at} fails{since}: {type(error).__name__}: {line}"

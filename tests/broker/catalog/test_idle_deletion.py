@@ -526,7 +526,7 @@ class LateHost:
 
 
 async def test_a_send_between_two_reloads_is_a_use(store: Store) -> None:
-    """The partition froze the entity, forgot it, stored a message and is away when asked."""
+    """The partition froze the entity, forgot it, stored a message and is unavailable when asked."""
     async with running(store) as broker:
         entry = await put_queue(broker.directory, "orders", PARTITIONED)
         first, late = broker.hosts[0], LateHost(broker.hosts[1])

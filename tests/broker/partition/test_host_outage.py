@@ -38,7 +38,7 @@ def assert_away(reply: Reply, store: Store) -> None:
     """Check that a command was refused, and that the refusal names the store and the reason."""
     assert isinstance(reply, Refused)
     assert reply.refusal is Refusal.NOT_APPLIED
-    assert reply.detail == f"the store at {store.where} is away: {INTERRUPTED}"
+    assert reply.detail == f"the store at {store.where} is unavailable: {INTERRUPTED}"
 
 
 @pytest.mark.slow

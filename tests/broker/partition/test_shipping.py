@@ -309,5 +309,5 @@ async def test_a_transaction_with_one_key_is_one_commit_in_its_partition(
         assert isinstance(await bus.call(address, anywhere), Transacted)
         bus.hosts[0].interrupt(5)
         bus.hosts[1].interrupt(5)
-        for _ in range(4):  # not to those that are away
+        for _ in range(4):  # not to those that are unavailable
             assert isinstance(await bus.call(address, anywhere, 2), Transacted)

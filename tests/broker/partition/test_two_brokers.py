@@ -167,7 +167,7 @@ async def test_manifests_that_wait_for_the_store_outlive_a_reading_that_failed_o
         bus = await brokers.start("first", "of-the-start")
         assert "not applied yet" in caplog.text
         relay.deafen_at = lost
-        with pytest.raises(BusError, match="the store is away"):
+        with pytest.raises(BusError, match="the store is unavailable"):
             await bus.redefine(definition("read-again"))
         assert bus.administration.find("of-the-start") is None
 

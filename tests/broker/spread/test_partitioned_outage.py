@@ -94,7 +94,7 @@ async def second_store(second_server: EmbeddedPostgres, outage: Outage) -> Async
 
 
 async def told_of_outage(bus: Bus) -> None:
-    """Return when the partitions of the second database know that it is away."""
+    """Return when the partitions of the second database know that it is unavailable."""
     await until(lambda: all(bus.hosts[each].trouble is not None for each in DOWN))
 
 

@@ -22,12 +22,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CUT_SHORT: Final = Refused(
-    Refusal.UNKNOWN, "the broker stopped meanwhile; look whether it was done, or repeat it"
+    Refusal.UNKNOWN,
+    "the broker stopped in the meantime; check whether the change was made, or repeat it",
 )
 STOPPING: Final = Refused(Refusal.NOT_APPLIED, "the broker is stopping")
 BROKE: Final = Refused(
     Refusal.UNKNOWN,
-    "something broke on the way and the broker's log says what; look whether it was done, or"
+    "an internal error, which is in the log of the broker; check whether the change was made, or"
     " repeat it",
 )
 
@@ -80,7 +81,7 @@ def explained(error: Exception) -> DirectoryRefusal:
         detail = f"another broker changed the catalog meanwhile: {error.why}; try again"
         refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
     elif isinstance(error.why, StoreError):
-        detail = f"the store is away: {error.why}; try again"
+        detail = f"the store is unavailable: {error.why}; try again"
         refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
     else:
         logger.error("a change could not be stored", exc_info=error.why)

@@ -172,7 +172,7 @@ def plan(
     name = known.name if known else name
     check_definition(entries, limits, PlainDefinition(name, wanted.kind, properties), known)
     if known is None:
-        check_count(entries, limits, wanted.kind, properties, topic)
+        check_count(entries, limits, properties, topic)
     if topic is None:
         is_partitioned = getattr(properties, "enable_partitioning", False)
         return CatalogPut(
@@ -232,7 +232,6 @@ def warnings_of(entries: Entries, entry: CatalogEntry) -> dict[str, str]:
 def check_count(
     entries: Entries,
     limits: NamespaceLimits,
-    kind: EntityKind,
     properties: EntityProperties,
     topic: CatalogEntry | None,
 ) -> None:
@@ -241,13 +240,14 @@ def check_count(
         most = limits.max_subscription_count
         if len(entries.subscriptions_of(topic.entity_no)) >= most:
             raise refusal(
-                Refusal.QUOTA_EXCEEDED, f"{topic.name} has {most} subscriptions, no more may be"
+                Refusal.QUOTA_EXCEEDED,
+                f"{topic.name} already has the maximum of {most} subscriptions",
             )
         return
     if entries.count >= limits.max_entity_count:
         raise refusal(
             Refusal.QUOTA_EXCEEDED,
-            f"the namespace has {limits.max_entity_count} queues and topics, no more may be",
+            f"the namespace already has the maximum of {limits.max_entity_count} queues and topics",
         )
     most_partitioned = limits.max_partitioned_count
     is_partitioned = getattr(properties, "enable_partitioning", False)
@@ -258,8 +258,8 @@ def check_count(
     ):
         raise refusal(
             Refusal.QUOTA_EXCEEDED,
-            f"the namespace has {most_partitioned} partitioned {kind.value}s and the like,"
-            " no more may be",
+            f"the namespace already has the maximum of {most_partitioned} partitioned queues and"
+            " topics",
         )
 
 
@@ -301,7 +301,7 @@ def check_retained_count(entries: Entries, limits: NamespaceLimits, entity_no: i
     if count > most:
         raise refusal(
             Refusal.QUOTA_EXCEEDED,
-            f"{most} deleted entities are kept already: delete without keeping it, or wait",
+            f"{most} deleted entities are already retained: delete it without Retain, or wait",
         )
 
 
@@ -309,9 +309,7 @@ def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> 
     """Return what is to come back, or refuse: it must be kept, its name free, its place there."""
     entry = entries.stored_numbered(entity_no)
     if entry is None or not entry.is_retained:
-        raise refusal(
-            Refusal.ENTITY_NOT_FOUND, f"no deleted entity with the number {entity_no} is kept"
-        )
+        raise refusal(Refusal.ENTITY_NOT_FOUND, f"no restorable entity has the number {entity_no}")
     if entry.deleted_with is not None:
         raise refusal(
             Refusal.NOT_ALLOWED,
@@ -328,9 +326,9 @@ def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> 
     if known is not None:
         raise refusal(
             Refusal.ALREADY_EXISTS,
-            f"{known.name} exists again: delete that one, or move its messages away, first",
+            f"{known.name} exists again: delete that one first",
         )
-    check_count(entries, limits, entry.kind, entry.properties, topic)
+    check_count(entries, limits, entry.properties, topic)
     for each in (entry, *entries.retained_below(entity_no)):
         if each is entry or each.deleted_with == entity_no:
             wanted = PlainDefinition(each.name, each.kind, each.properties)

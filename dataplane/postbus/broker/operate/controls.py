@@ -50,7 +50,7 @@ class Controls:
         """Move time; what became due is done and durable when this returns.
 
         Only with `ClockMode.MANUAL`. Returns the partitions that could not do it in time, because
-        their store is away: they will when it is back.
+        their store is unavailable: they will when it is back.
         """
         assert isinstance(self._clock, ManualClock)
         self._clock.advance(duration_ms)

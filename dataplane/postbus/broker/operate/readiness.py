@@ -62,7 +62,7 @@ class Readiness:
 
     @property
     def held_by(self) -> str | None:
-        """The owner of the partitions while this broker is a stand-by, else None."""
+        """The owner of the partitions while this broker is a standby, else None."""
         if any(host.is_loaded for host in self._hosts):
             return None
         return next((text for host in self._hosts if (text := host.ownership.held_by)), None)

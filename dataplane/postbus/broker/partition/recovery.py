@@ -16,7 +16,7 @@ the longest backoff, so that repeated failures are never retried without a pause
 REPEATED = 2
 """Number of equal failures after which the next life commits one by one."""
 
-INTERRUPTED = "the store is away because a test asked for it"
+INTERRUPTED = "a test requested an outage"
 
 
 class Recovery:

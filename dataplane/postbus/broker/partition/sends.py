@@ -22,7 +22,7 @@ from postbus.entity.commands import (
 
 Waiting: TypeAlias = tuple[Command, OnReply | None]
 
-BEHIND: Final = Refused(Refusal.BUSY, "the store is behind; send again later")
+BEHIND: Final = Refused(Refusal.BUSY, "the store is too slow for the load; send again later")
 
 
 def brings_messages(command: Command) -> bool:

@@ -42,7 +42,7 @@ class Troubles:
         if isinstance(error, Fenced):
             return str(error)
         where = f" at {self._where}" if self._where else ""
-        return f"the store{where} is away: {line}"
+        return f"the store{where} is unavailable: {line}"
 
     def log(self, partition_id: int, what: str, error: Exception) -> None:
         """Log an outage as warning, a problem for an operator as error, a bug with traceback."""

@@ -36,10 +36,10 @@ REPEAT_S: Final = 0.1
 """Pause before a partition is asked again whose read failed, or that gave less than it said."""
 
 RETRY_S: Final = 1.0
-"""Pause before a partition that is away is asked again for a session, or takes the consumer."""
+"""Pause before an unavailable partition is asked again for a session, or for the consumer."""
 
 AWAY: Final = frozenset({Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY})
-"""Refusals that say nothing about the entity: the partition is loading or its store is away."""
+"""Refusals that say nothing about the entity: its partition is loading or has no store."""
 
 
 class PartitionedConsumer:

@@ -145,7 +145,7 @@ class Walk:
         self._answered_count = 0
 
     def go_on(self) -> None:
-        """Ask the next partition; one that is away is passed over (S161)."""
+        """Ask the next partition; one that is unavailable is passed over (S161)."""
         for host in self._hosts:
             refused = away(host)
             if refused is not None:

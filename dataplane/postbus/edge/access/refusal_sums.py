@@ -1,4 +1,4 @@
-"""Log summaries of refusals caused by the broker itself: the store is away, full, or busy.
+"""Log summaries of refusals caused by the broker itself: the store is unavailable, full, or busy.
 
 In these states every request is refused, for one reason that the log has elsewhere. The first
 refusal of a reason is logged at once, then once a minute the number that followed and their

@@ -137,7 +137,8 @@ class Transaction:
         refused = self._count_refusal(len(envelopes))
         if refused is None and self._size_bytes + size_bytes > MAX_BYTES:
             refused = Refused(
-                Refusal.MESSAGE_TOO_LARGE, f"A transaction may hold {MAX_BYTES} bytes of messages."
+                Refusal.MESSAGE_TOO_LARGE,
+                f"A transaction has at most {MAX_BYTES} bytes of messages.",
             )
         size_bytes += len(envelopes) * HELD_BYTES
         home = self._home or address
@@ -265,7 +266,9 @@ class Transaction:
             return Refused(Refusal.NOT_ALLOWED, "The transaction is being discharged.")
         self._count += count
         if self._count > MAX_MESSAGES:
-            return Refused(Refusal.NOT_ALLOWED, f"A transaction may hold {MAX_MESSAGES} messages.")
+            return Refused(
+                Refusal.NOT_ALLOWED, f"A transaction has at most {MAX_MESSAGES} messages."
+            )
         return None
 
     # --- the end --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from postbus.edge.web.authorization import HttpRefused
 from postbus.entity.commands import Refusal, Refused
 
 RETRY_S: Final = "1"
-"""Retry-After while the store is away. Our choice: clients double it themselves."""
+"""Retry-After while the store is unavailable. Our choice: clients double it themselves."""
 
 BAD_REQUEST: Final = (400, 40000, "Bad Request.")
 NOT_FOUND: Final = (404, 40400, "Not Found. The messaging entity could not be found.")

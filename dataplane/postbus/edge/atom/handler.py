@@ -429,7 +429,7 @@ ALLOW: Final = {"Allow": "GET, PUT, DELETE"}
 
 
 def _half_done() -> DirectoryRefusal:
-    text = "The definition is stored, its authorization rules are not: repeat it"
+    text = "The definition is stored, its authorization rules are not: repeat the request"
     return DirectoryRefusal(Refused(Refusal.UNKNOWN, text))
 
 

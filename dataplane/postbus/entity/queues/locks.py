@@ -171,7 +171,9 @@ def prepare(
 ) -> SettlePlan | Refused | Needs:
     """Plan what a settlement that does not complete will write; settle nothing yet (ADR 21)."""
     if command.disposition is Disposition.DEAD_LETTER and not sub.is_main:
-        return Refused(Refusal.NOT_ALLOWED, "a message of a dead-letter queue stays there")
+        return Refused(
+            Refusal.NOT_ALLOWED, "a message in a dead-letter queue cannot be dead-lettered"
+        )
     changes = _changes(command)
     if isinstance(changes, Refused):
         return changes

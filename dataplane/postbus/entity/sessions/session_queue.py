@@ -373,7 +373,7 @@ class SessionQueue(MessagesBySession):
 
     def renew_locks(self, command: RenewLocks) -> Refused:
         del command
-        return Refused(Refusal.NOT_ALLOWED, "in a session the lock of the session is renewed")
+        return Refused(Refusal.NOT_ALLOWED, "renew the lock of the session instead")
 
     def locks_of(self, session_id: bytes | None, tokens: list[bytes]) -> SessionMessages | None:
         """Return the session with these locks, None when no receiver holds it."""
