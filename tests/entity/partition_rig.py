@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, Final, assert_never, get_args
 
 from postbus.contract.entities import (
     DEFAULT_RULE,
@@ -70,6 +70,10 @@ QUEUE = 7
 TOPIC = 20
 ACTIVE, DLQ = SubQueue.ACTIVE, SubQueue.DEAD_LETTER
 PEEK_LOCK, DELETE = ReceiveMode.PEEK_LOCK, ReceiveMode.RECEIVE_AND_DELETE
+REPLY_TO: Final[dict[type[Command], Any]] = {
+    kind: get_args(base)[0] for kind in get_args(Command) for base in kind.__orig_bases__
+}
+"""Command -> the type of its reply, as its base `Expects` says."""
 
 
 def message(
@@ -187,6 +191,7 @@ class Rig:
                 found += self.tables.read_numbers(*numbers)
             for named in result.named:
                 found += self.tables.read_named(*named)
+        assert isinstance(result.reply, Refused | REPLY_TO[type(command)])
         if self.checks:
             check_partition(self.state)
         self._check_overlap(result)

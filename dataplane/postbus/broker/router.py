@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, overload
 
 from postbus.broker.address import Address
 from postbus.broker.catalog.directory import Directory
@@ -22,11 +22,13 @@ from postbus.contract.entities import (
     catalog_key,
 )
 from postbus.entity.commands import (
-    Command,
+    Expects,
     OnReply,
+    R,
     Refused,
     SubQueue,
     Transact,
+    Transacted,
 )
 from postbus.store.catalog import CatalogEntry
 
@@ -82,12 +84,15 @@ class Router:
 
     # --- commands -------------------------------------------------------------------------------
 
+    @overload
+    def submit(self, partition_id: int, command: Expects[R], on_reply: OnReply[R]) -> None: ...
+
+    @overload
     def submit(
-        self,
-        partition_id: int,
-        command: Command,
-        on_reply: OnReply | None = None,
-    ) -> None:
+        self, partition_id: int, command: Expects[object], on_reply: None = None
+    ) -> None: ...
+
+    def submit(self, partition_id: int, command: Any, on_reply: Any = None) -> None:
         """Apply a command; `on_reply` is called once, after the commit that justifies the reply.
 
         If nothing has to be committed first, or the command is refused, `on_reply` and the sinks
@@ -101,7 +106,9 @@ class Router:
         else:
             self._hosts[partition_id].submit(command, on_reply)
 
-    def _transact(self, partition_id: int, command: Transact, on_reply: OnReply | None) -> None:
+    def _transact(
+        self, partition_id: int, command: Transact, on_reply: OnReply[Transacted] | None
+    ) -> None:
         placed = place_transaction(command, self._address_of, len(self._hosts))
         if isinstance(placed, Refused):
             if on_reply is not None:

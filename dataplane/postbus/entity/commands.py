@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from postbus.contract.entities import EntityKind, EntityProperties, RuleProperties
 from postbus.message.envelope import Envelope
@@ -80,446 +80,6 @@ class Refusal(Enum):
     NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (ADR 2)
     UNKNOWN = "unknown"  # the commit's result is not known (ADR 2)
     BUSY = "busy"
-
-
-# --- commands -----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Enqueue:
-    """Store messages in order. `is_atomic`: all or none (a batch); else each for itself.
-
-    `via`: name of the entity they go to in the end, through this one's outbox (send-via); None
-    stores them here. Only inside a `Transact`. `is_resent`: they were here before and are sent
-    again by hand, so that none of them is a duplicate, and a subscription takes its own.
-    `numbers`: of messages that are scheduled, reserved before. Only inside a `Transact`.
-    """
-
-    entity_no: int
-    messages: list[Envelope]
-    is_atomic: bool = False
-    via: str | None = None
-    is_resent: bool = False
-    numbers: list[int] | None = None
-
-
-@dataclass(slots=True)
-class ReserveNumbers:
-    """Reserve numbers for messages that a transaction schedules. Reply `Enqueued` or `Refused`.
-
-    Nothing is stored; the numbers are theirs, whether the transaction commits or not.
-    """
-
-    entity_no: int
-    messages: list[Envelope]
-
-
-@dataclass(slots=True)
-class CancelScheduled:
-    entity_no: int
-    sequence_numbers: list[int]
-
-
-class Receiver(NamedTuple):
-    """A receiver, as people know it: the name of its link and its network address."""
-
-    link: str
-    client: str
-
-
-class Death(NamedTuple):
-    """How a message became a dead letter.
-
-    `deliveries`: how often it was handed out until then. `receiver`: who had it when it died, None
-    where nobody had: it expired, a filter failed, a forward was refused, a lock was lost with the
-    broker.
-    """
-
-    at_ms: int
-    deliveries: int = 0
-    receiver: Receiver | None = None
-
-
-@dataclass(slots=True)
-class AddConsumer:
-    """Register a receiver. `consumer_id` is unique in the process and never reused."""
-
-    entity_no: int
-    sub_queue: SubQueue
-    consumer_id: int
-    mode: ReceiveMode
-    receiver: Receiver | None = None
-
-
-@dataclass(slots=True)
-class AcceptSession:
-    """Register a receiver of one session; `session_id` None takes the next available one.
-
-    The reply is `Done` or a refusal; the effect `SessionGranted` follows at once or, for the next
-    available one, when there is one. `RemoveConsumer` withdraws it, or gives the session back.
-    """
-
-    entity_no: int
-    consumer_id: int
-    mode: ReceiveMode
-    session_id: bytes | None
-    receiver: Receiver | None = None
-
-
-@dataclass(slots=True)
-class SetDemand:
-    """Allow deliveries up to `limit`, counted since the consumer was added (absolute, ADR 24).
-
-    `is_drain`: hand out what is available up to `limit`, then lower the limit to what was
-    delivered; the reply `DemandSet` follows those deliveries. `wants_hint`: when the limit is used
-    up and messages are available, now or later, tell so once by the effect `Available`.
-    """
-
-    consumer_id: int
-    limit: int
-    is_drain: bool = False
-    wants_hint: bool = False
-
-
-@dataclass(slots=True)
-class RemoveConsumer:
-    """Forget a receiver. Its locks live on until they expire.
-
-    A session it holds is free at once; what was delivered in it and not settled returns with its
-    count unchanged.
-    """
-
-    consumer_id: int
-
-
-@dataclass(slots=True)
-class Settle:
-    """Settle locked messages. Reply `Settled` names the tokens that were not held any more.
-
-    `properties` are changes to application properties, values as `message.codec` decodes them;
-    reason and description only with DEAD_LETTER.
-    """
-
-    entity_no: int
-    sub_queue: SubQueue
-    lock_tokens: list[bytes]
-    disposition: Disposition
-    reason: str | None = None
-    description: str | None = None
-    properties: dict[str, object] | None = None
-    session_id: bytes | None = None
-
-
-@dataclass(slots=True)
-class CompleteSessions:
-    """Complete messages of several sessions of an entity: what came on many links at once.
-
-    `parts` are session ids with lock tokens. Reply `Settled` counts its indexes over all tokens.
-    """
-
-    entity_no: int
-    parts: list[tuple[bytes, list[bytes]]]
-
-
-@dataclass(slots=True)
-class RenewLocks:
-    """All or none; reply `LocksRenewed` or `Refused(LOCK_LOST)`. Not for session entities."""
-
-    entity_no: int
-    sub_queue: SubQueue
-    lock_tokens: list[bytes]
-
-
-@dataclass(slots=True)
-class LoseLocks:
-    """Let every message lock of an entity run out now: a fault for tests. Reply `Done`."""
-
-    entity_no: int
-
-
-@dataclass(slots=True)
-class Peek:
-    """Browse from a number upward, any state. Reply `Peeked`; may hold fewer than `limit`.
-
-    `session_id` limits it to one session, `state` to one state; it needs no lock.
-    """
-
-    entity_no: int
-    sub_queue: SubQueue
-    from_sequence: int
-    limit: int
-    max_bytes: int
-    session_id: bytes | None = None
-    state: MessageState | None = None
-
-
-@dataclass(slots=True)
-class ReceiveDeferred:
-    """All or none. Reply `DeferredReceived` or `Refused(MESSAGE_NOT_FOUND)`.
-
-    In a session entity `session_id` and the `consumer_id` that holds it are required.
-    """
-
-    entity_no: int
-    sub_queue: SubQueue
-    sequence_numbers: list[int]
-    mode: ReceiveMode
-    session_id: bytes | None = None
-    consumer_id: int | None = None
-
-
-@dataclass(slots=True)
-class DeleteMessages:
-    """Delete the oldest unlocked messages enqueued at or before an instant (batch delete).
-
-    None: those that are there now.
-    """
-
-    entity_no: int
-    sub_queue: SubQueue
-    limit: int
-    enqueued_before_ms: int | None
-    session_id: bytes | None = None
-
-
-@dataclass(slots=True)
-class DeleteBySequence:
-    """Delete messages by number, in any state but locked. Reply `MessagesHandled`."""
-
-    entity_no: int
-    sub_queue: SubQueue
-    sequence_numbers: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class MessageEdit:
-    """Changes to messages that are sent again; everything else is kept.
-
-    `body` becomes one data section. `fields`: name as in `message_operations.EDITABLE` -> text, or
-    None, which removes it.
-    `properties` are application properties to be set, values as `message.codec` decodes them.
-    """
-
-    body: bytes | None = None
-    fields: Mapping[str, str | None] = field(default_factory=dict)
-    properties: Mapping[str, object] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class ResendBySequence:
-    """Send dead letters again, by number, in this order; each leaves its queue in that commit.
-
-    `target_no` names an entity of this partition, `target` one that is reached through the outbox.
-    What a target here refuses stays where it is. Reply `MessagesHandled`.
-    """
-
-    entity_no: int
-    sub_queue: SubQueue
-    sequence_numbers: list[int]
-    target_no: int | None
-    target: str | None = None
-    edit: MessageEdit | None = None
-
-
-@dataclass(slots=True)
-class RenewSession:
-    """Extend the lock of a session. Reply `SessionRenewed` or `Refused(SESSION_LOCK_LOST)`."""
-
-    entity_no: int
-    session_id: bytes
-    consumer_id: int
-
-
-@dataclass(slots=True)
-class GetSessionState:
-    """Reply `SessionState` or `Refused(SESSION_LOCK_LOST)`."""
-
-    entity_no: int
-    session_id: bytes
-    consumer_id: int
-
-
-@dataclass(slots=True)
-class SetSessionState:
-    """Replace the state of a held session, None removes it. Reply `Done` or a refusal."""
-
-    entity_no: int
-    session_id: bytes
-    consumer_id: int
-    state: bytes | None
-
-
-@dataclass(slots=True)
-class ListSessions:
-    """List ids in byte order. Reply `SessionsListed`.
-
-    `updated_after_ms` None: sessions with messages or a state; else those whose state changed
-    after that time.
-    """
-
-    entity_no: int
-    updated_after_ms: int | None
-    skip: int
-    top: int
-
-
-@dataclass(slots=True)
-class Transact:
-    """Do all of it in one commit or nothing (ADR 21). Reply `Transacted` or the first refusal.
-
-    Every lock named must live; `Refused(LOCK_LOST)` or `SESSION_LOCK_LOST` if one does not.
-    """
-
-    operations: list[Enqueue | Settle]
-
-
-@dataclass(slots=True)
-class CheckLocks:
-    """Ask which locks live, for a settlement that waits in a transaction. Reply `Settled`."""
-
-    entity_no: int
-    sub_queue: SubQueue
-    lock_tokens: list[bytes]
-    session_id: bytes | None = None
-
-
-@dataclass(slots=True)
-class Arrive:
-    """Store what the outbox of a partition sends to an entity here, each number once.
-
-    `numbers` rise and belong to `messages`; numbers at or below the last one stored from that
-    source are skipped. Stops before the first message that is refused. `resent`: those numbers that
-    were sent again by hand. Reply `Arrived`.
-    """
-
-    source_partition: int
-    entity_no: int
-    numbers: list[int]
-    messages: list[Envelope]
-    resent: frozenset[int] = frozenset()
-
-
-@dataclass(slots=True)
-class Shipped:
-    """The answer to an effect `Ship`: these numbers arrived, or were refused for good."""
-
-    target: str
-    arrived: list[int]
-    refused: dict[int, Refused]
-
-
-@dataclass(slots=True)
-class Freeze:
-    """Take no more commands for an entity until it is dropped, thawed or 2 s are over (ADR 27).
-
-    Reply `Frozen` when it has been idle, else `Refused(BUSY)`. What comes meanwhile is refused as
-    busy. `if_empty`: not whether it was used counts, but whether it holds a message, of its own, in
-    a subscription or on the way out; the refusal is NOT_EMPTY then.
-    """
-
-    entity_no: int
-    if_empty: bool = False
-
-
-@dataclass(slots=True)
-class Hold:
-    """Keep an entity frozen until it is dropped or thawed, however long that takes (ADR 27).
-
-    Reply `Frozen`, or `Refused(BUSY)` when it is not frozen any more. `is_decided`: freeze it then,
-    for its deletion may be durable and this partition was loaded since.
-    """
-
-    entity_no: int
-    is_decided: bool = False
-
-
-@dataclass(slots=True)
-class Thaw:
-    entity_no: int
-
-
-@dataclass(slots=True)
-class PutEntity:
-    """Create an entity in this partition or replace its definition.
-
-    `topic_no` and `rules` belong to subscriptions; a topic is put before its subscriptions.
-    `is_partitioned`: sequence numbers carry the partition's id, the size limit is a share.
-    `is_retained`: it is deleted for clients, and `properties` say that it takes and gives nothing;
-    its consumers end with ENTITY_NOT_FOUND.
-    """
-
-    entity_no: int
-    name: str
-    kind: EntityKind
-    properties: EntityProperties
-    catalog_version: int
-    topic_no: int | None = None
-    rules: tuple[RuleProperties, ...] = ()
-    is_partitioned: bool = False
-    is_retained: bool = False
-
-
-@dataclass(slots=True)
-class DropEntity:
-    """Forget an entity; its consumers end with ENTITY_NOT_FOUND, its rows are deleted in chunks."""
-
-    entity_no: int
-    catalog_version: int
-
-
-@dataclass(slots=True)
-class SupplyRows:
-    """Rows the host read for an effect `Fetch`, in key order. A key without a row is an error."""
-
-    entity_no: int
-    sub_queue: SubQueue
-    rows: list[StoredRow]
-
-
-@dataclass(slots=True)
-class Tick:
-    """Time has come: expire locks, activate schedules, journal outstanding acquisitions."""
-
-
-@dataclass(slots=True)
-class Quiesce:
-    """Clean stop: journal every acquisition that is outstanding and the sizes (ADR 19, ADR 37)."""
-
-
-MessageCommand: TypeAlias = Enqueue | Transact | Arrive | ResendBySequence
-"""Commands that bring messages: refused while the store is full or behind."""
-SettleCommand: TypeAlias = Settle | CompleteSessions
-"""Commands that settle locked messages; `Transact` holds some too."""
-OtherCommand: TypeAlias = (
-    CancelScheduled
-    | AddConsumer
-    | SetDemand
-    | RemoveConsumer
-    | RenewLocks
-    | LoseLocks
-    | Peek
-    | ReceiveDeferred
-    | DeleteMessages
-    | DeleteBySequence
-    | AcceptSession
-    | RenewSession
-    | GetSessionState
-    | SetSessionState
-    | ListSessions
-    | CheckLocks
-    | ReserveNumbers
-    | Shipped
-    | Freeze
-    | Hold
-    | Thaw
-    | PutEntity
-    | DropEntity
-    | SupplyRows
-    | Tick
-    | Quiesce
-)
-Command: TypeAlias = MessageCommand | SettleCommand | OtherCommand
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -676,10 +236,6 @@ Reply: TypeAlias = (
     | Done
 )
 
-OnReply: TypeAlias = Callable[[Reply], None]
-"""Called once with the reply to a command, by the event loop. It may be called before the function
-returns that was given the command: a caller sets its own state before it submits one."""
-
 
 class PeekedMessage(NamedTuple):
     sequence: int
@@ -700,3 +256,457 @@ class Delivery(NamedTuple):
     delivery_count: int  # earlier failed deliveries, 0 on the first
     ttl_ms: int | None  # the effective one, None when the message never expires
     envelope: Envelope
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Expects(Generic[R_co]):
+    """Base of commands, with the type of the reply to one that is not refused."""
+
+    __slots__ = ()
+
+
+OnReply: TypeAlias = Callable[[R | Refused], None]
+"""Called once with the reply to a command, by the event loop. It may be called before the function
+returns that was given the command: a caller sets its own state before it submits one."""
+
+
+@dataclass(slots=True)
+class Enqueue(Expects[Enqueued]):
+    """Store messages in order. `is_atomic`: all or none (a batch); else each for itself.
+
+    `via`: name of the entity they go to in the end, through this one's outbox (send-via); None
+    stores them here. Only inside a `Transact`. `is_resent`: they were here before and are sent
+    again by hand, so that none of them is a duplicate, and a subscription takes its own.
+    `numbers`: of messages that are scheduled, reserved before. Only inside a `Transact`.
+    """
+
+    entity_no: int
+    messages: list[Envelope]
+    is_atomic: bool = False
+    via: str | None = None
+    is_resent: bool = False
+    numbers: list[int] | None = None
+
+
+@dataclass(slots=True)
+class ReserveNumbers(Expects[Enqueued]):
+    """Reserve numbers for messages that a transaction schedules.
+
+    Nothing is stored; the numbers are theirs, whether the transaction commits or not.
+    """
+
+    entity_no: int
+    messages: list[Envelope]
+
+
+@dataclass(slots=True)
+class CancelScheduled(Expects[Cancelled]):
+    entity_no: int
+    sequence_numbers: list[int]
+
+
+class Receiver(NamedTuple):
+    """A receiver, as people know it: the name of its link and its network address."""
+
+    link: str
+    client: str
+
+
+class Death(NamedTuple):
+    """How a message became a dead letter.
+
+    `deliveries`: how often it was handed out until then. `receiver`: who had it when it died, None
+    where nobody had: it expired, a filter failed, a forward was refused, a lock was lost with the
+    broker.
+    """
+
+    at_ms: int
+    deliveries: int = 0
+    receiver: Receiver | None = None
+
+
+@dataclass(slots=True)
+class AddConsumer(Expects[Done]):
+    """Register a receiver. `consumer_id` is unique in the process and never reused."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    consumer_id: int
+    mode: ReceiveMode
+    receiver: Receiver | None = None
+
+
+@dataclass(slots=True)
+class AcceptSession(Expects[Done]):
+    """Register a receiver of one session; `session_id` None takes the next available one.
+
+    The effect `SessionGranted` follows the reply at once or, for the next available one, when there
+    is one. `RemoveConsumer` withdraws it, or gives the session back.
+    """
+
+    entity_no: int
+    consumer_id: int
+    mode: ReceiveMode
+    session_id: bytes | None
+    receiver: Receiver | None = None
+
+
+@dataclass(slots=True)
+class SetDemand(Expects[DemandSet]):
+    """Allow deliveries up to `limit`, counted since the consumer was added (absolute, ADR 24).
+
+    `is_drain`: hand out what is available up to `limit`, then lower the limit to what was
+    delivered; the reply `DemandSet` follows those deliveries. `wants_hint`: when the limit is used
+    up and messages are available, now or later, tell so once by the effect `Available`.
+    """
+
+    consumer_id: int
+    limit: int
+    is_drain: bool = False
+    wants_hint: bool = False
+
+
+@dataclass(slots=True)
+class RemoveConsumer(Expects[Done]):
+    """Forget a receiver. Its locks live on until they expire.
+
+    A session it holds is free at once; what was delivered in it and not settled returns with its
+    count unchanged.
+    """
+
+    consumer_id: int
+
+
+@dataclass(slots=True)
+class Settle(Expects[Settled]):
+    """Settle locked messages. The reply names the tokens that were not held any more.
+
+    `properties` are changes to application properties, values as `message.codec` decodes them;
+    reason and description only with DEAD_LETTER.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    lock_tokens: list[bytes]
+    disposition: Disposition
+    reason: str | None = None
+    description: str | None = None
+    properties: dict[str, object] | None = None
+    session_id: bytes | None = None
+
+
+@dataclass(slots=True)
+class CompleteSessions(Expects[Settled]):
+    """Complete messages of several sessions of an entity: what came on many links at once.
+
+    `parts` are session ids with lock tokens. The reply counts its indexes over all tokens.
+    """
+
+    entity_no: int
+    parts: list[tuple[bytes, list[bytes]]]
+
+
+@dataclass(slots=True)
+class RenewLocks(Expects[LocksRenewed]):
+    """All or none: else `Refused(LOCK_LOST)`. Not for session entities."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    lock_tokens: list[bytes]
+
+
+@dataclass(slots=True)
+class LoseLocks(Expects[Done]):
+    """Let every message lock of an entity run out now: a fault for tests."""
+
+    entity_no: int
+
+
+@dataclass(slots=True)
+class Peek(Expects[Peeked]):
+    """Browse from a number upward, any state. The reply may hold fewer than `limit`.
+
+    `session_id` limits it to one session, `state` to one state; it needs no lock.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    from_sequence: int
+    limit: int
+    max_bytes: int
+    session_id: bytes | None = None
+    state: MessageState | None = None
+
+
+@dataclass(slots=True)
+class ReceiveDeferred(Expects[DeferredReceived]):
+    """All or none: else `Refused(MESSAGE_NOT_FOUND)`.
+
+    In a session entity `session_id` and the `consumer_id` that holds it are required.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    sequence_numbers: list[int]
+    mode: ReceiveMode
+    session_id: bytes | None = None
+    consumer_id: int | None = None
+
+
+@dataclass(slots=True)
+class DeleteMessages(Expects[MessagesDeleted]):
+    """Delete the oldest unlocked messages enqueued at or before an instant (batch delete).
+
+    None: those that are there now.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    limit: int
+    enqueued_before_ms: int | None
+    session_id: bytes | None = None
+
+
+@dataclass(slots=True)
+class DeleteBySequence(Expects[MessagesHandled]):
+    """Delete messages by number, in any state but locked."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    sequence_numbers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEdit:
+    """Changes to messages that are sent again; everything else is kept.
+
+    `body` becomes one data section. `fields`: name as in `message_operations.EDITABLE` -> text, or
+    None, which removes it.
+    `properties` are application properties to be set, values as `message.codec` decodes them.
+    """
+
+    body: bytes | None = None
+    fields: Mapping[str, str | None] = field(default_factory=dict)
+    properties: Mapping[str, object] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class ResendBySequence(Expects[MessagesHandled]):
+    """Send dead letters again, by number, in this order; each leaves its queue in that commit.
+
+    `target_no` names an entity of this partition, `target` one that is reached through the outbox.
+    What a target here refuses stays where it is.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    sequence_numbers: list[int]
+    target_no: int | None
+    target: str | None = None
+    edit: MessageEdit | None = None
+
+
+@dataclass(slots=True)
+class RenewSession(Expects[SessionRenewed]):
+    """Extend the lock of a session, or `Refused(SESSION_LOCK_LOST)`."""
+
+    entity_no: int
+    session_id: bytes
+    consumer_id: int
+
+
+@dataclass(slots=True)
+class GetSessionState(Expects[SessionState]):
+    """Read the state of a held session, or `Refused(SESSION_LOCK_LOST)`."""
+
+    entity_no: int
+    session_id: bytes
+    consumer_id: int
+
+
+@dataclass(slots=True)
+class SetSessionState(Expects[Done]):
+    """Replace the state of a held session, None removes it."""
+
+    entity_no: int
+    session_id: bytes
+    consumer_id: int
+    state: bytes | None
+
+
+@dataclass(slots=True)
+class ListSessions(Expects[SessionsListed]):
+    """List ids in byte order.
+
+    `updated_after_ms` None: sessions with messages or a state; else those whose state changed
+    after that time.
+    """
+
+    entity_no: int
+    updated_after_ms: int | None
+    skip: int
+    top: int
+
+
+@dataclass(slots=True)
+class Transact(Expects[Transacted]):
+    """Do all of it in one commit or nothing (ADR 21); refused with the first refusal.
+
+    Every lock named must live; `Refused(LOCK_LOST)` or `SESSION_LOCK_LOST` if one does not.
+    """
+
+    operations: list[Enqueue | Settle]
+
+
+@dataclass(slots=True)
+class CheckLocks(Expects[Settled]):
+    """Ask which locks live, for a settlement that waits in a transaction."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    lock_tokens: list[bytes]
+    session_id: bytes | None = None
+
+
+@dataclass(slots=True)
+class Arrive(Expects[Arrived]):
+    """Store what the outbox of a partition sends to an entity here, each number once.
+
+    `numbers` rise and belong to `messages`; numbers at or below the last one stored from that
+    source are skipped. Stops before the first message that is refused. `resent`: those numbers that
+    were sent again by hand.
+    """
+
+    source_partition: int
+    entity_no: int
+    numbers: list[int]
+    messages: list[Envelope]
+    resent: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Shipped(Expects[Done]):
+    """The answer to an effect `Ship`: these numbers arrived, or were refused for good."""
+
+    target: str
+    arrived: list[int]
+    refused: dict[int, Refused]
+
+
+@dataclass(slots=True)
+class Freeze(Expects[Frozen]):
+    """Take no more commands for an entity until it is dropped, thawed or 2 s are over (ADR 27).
+
+    `Refused(BUSY)` unless it has been idle. What comes meanwhile is refused as
+    busy. `if_empty`: not whether it was used counts, but whether it holds a message, of its own, in
+    a subscription or on the way out; the refusal is NOT_EMPTY then.
+    """
+
+    entity_no: int
+    if_empty: bool = False
+
+
+@dataclass(slots=True)
+class Hold(Expects[Frozen]):
+    """Keep an entity frozen until it is dropped or thawed, however long that takes (ADR 27).
+
+    `Refused(BUSY)` when it is not frozen any more. `is_decided`: freeze it then,
+    for its deletion may be durable and this partition was loaded since.
+    """
+
+    entity_no: int
+    is_decided: bool = False
+
+
+@dataclass(slots=True)
+class Thaw(Expects[Done]):
+    entity_no: int
+
+
+@dataclass(slots=True)
+class PutEntity(Expects[Done]):
+    """Create an entity in this partition or replace its definition.
+
+    `topic_no` and `rules` belong to subscriptions; a topic is put before its subscriptions.
+    `is_partitioned`: sequence numbers carry the partition's id, the size limit is a share.
+    `is_retained`: it is deleted for clients, and `properties` say that it takes and gives nothing;
+    its consumers end with ENTITY_NOT_FOUND.
+    """
+
+    entity_no: int
+    name: str
+    kind: EntityKind
+    properties: EntityProperties
+    catalog_version: int
+    topic_no: int | None = None
+    rules: tuple[RuleProperties, ...] = ()
+    is_partitioned: bool = False
+    is_retained: bool = False
+
+
+@dataclass(slots=True)
+class DropEntity(Expects[Done]):
+    """Forget an entity; its consumers end with ENTITY_NOT_FOUND, its rows are deleted in chunks."""
+
+    entity_no: int
+    catalog_version: int
+
+
+@dataclass(slots=True)
+class SupplyRows(Expects[Done]):
+    """Rows the host read for an effect `Fetch`, in key order. A key without a row is an error."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    rows: list[StoredRow]
+
+
+@dataclass(slots=True)
+class Tick(Expects[Done]):
+    """Time has come: expire locks, activate schedules, journal outstanding acquisitions."""
+
+
+@dataclass(slots=True)
+class Quiesce(Expects[Done]):
+    """Clean stop: journal every acquisition that is outstanding and the sizes (ADR 19, ADR 37)."""
+
+
+MessageCommand: TypeAlias = Enqueue | Transact | Arrive | ResendBySequence
+"""Commands that bring messages: refused while the store is full or behind."""
+SettleCommand: TypeAlias = Settle | CompleteSessions
+"""Commands that settle locked messages; `Transact` holds some too."""
+OtherCommand: TypeAlias = (
+    CancelScheduled
+    | AddConsumer
+    | SetDemand
+    | RemoveConsumer
+    | RenewLocks
+    | LoseLocks
+    | Peek
+    | ReceiveDeferred
+    | DeleteMessages
+    | DeleteBySequence
+    | AcceptSession
+    | RenewSession
+    | GetSessionState
+    | SetSessionState
+    | ListSessions
+    | CheckLocks
+    | ReserveNumbers
+    | Shipped
+    | Freeze
+    | Hold
+    | Thaw
+    | PutEntity
+    | DropEntity
+    | SupplyRows
+    | Tick
+    | Quiesce
+)
+Command: TypeAlias = MessageCommand | SettleCommand | OtherCommand

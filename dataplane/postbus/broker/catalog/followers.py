@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from postbus.entity.commands import Command, Done, DropEntity, PutEntity, Refused, Reply
+from postbus.entity.commands import Done, DropEntity, Expects, PutEntity, R, Refused
 from postbus.store.catalog import CatalogEntry
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class DefinitionFollower(Protocol):
     @property
     def trouble(self) -> str | None: ...
 
-    async def call(self, command: Command) -> Reply: ...
+    async def call(self, command: Expects[R]) -> R | Refused: ...
 
 
 class Followers:
@@ -101,7 +101,7 @@ class Followers:
                     extra={"partition": home, "refusal": reply.refusal.value},
                 )
 
-    async def _call(self, home: int, command: PutEntity | DropEntity) -> Reply:
+    async def _call(self, home: int, command: PutEntity | DropEntity) -> Done | Refused:
         """Notify one partition; do not wait for a load, which waits for the catalog."""
         host = self.hosts[home]
         return await host.call(command) if host.is_loaded else DONE

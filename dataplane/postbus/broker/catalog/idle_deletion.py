@@ -16,13 +16,13 @@ from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 from postbus.entity.commands import (
-    Command,
+    Expects,
     Freeze,
     Frozen,
     Hold,
+    R,
     Refusal,
     Refused,
-    Reply,
     Thaw,
 )
 
@@ -33,7 +33,7 @@ ANSWER_S: Final = 2.0
 class FreezingHost(Protocol):
     """A partition's host, as far as this protocol knows it."""
 
-    async def call(self, command: Command) -> Reply: ...
+    async def call(self, command: Expects[R]) -> R | Refused: ...
 
 
 SILENT: Final = Refused(
@@ -70,7 +70,7 @@ async def hold(
 
 
 async def _agree(
-    hosts: Sequence[FreezingHost], command: Command, answer_s: float
+    hosts: Sequence[FreezingHost], command: Freeze | Hold, answer_s: float
 ) -> Refused | None:
     """Return None when all of them answer in time that the entity is frozen."""
     calls = [asyncio.ensure_future(host.call(command)) for host in hosts]

@@ -16,7 +16,7 @@ from postbus.broker.partition.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
 from postbus.broker.router import Router
-from postbus.entity.commands import LoseLocks, Refused, Reply, Tick
+from postbus.entity.commands import Done, LoseLocks, Refused, Tick
 
 CATCH_UP_S: Final = 60.0
 """How long `advance` waits for timers. Our choice: twice what a million messages need."""
@@ -121,9 +121,9 @@ async def run_due(host: Host) -> None:
     """
     is_due = True
     while is_due and host.status is not HostStatus.CLOSED:
-        replied: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        replied: asyncio.Future[Done | Refused] = asyncio.get_running_loop().create_future()
 
-        def take(reply: Reply, replied: asyncio.Future[Reply] = replied) -> None:
+        def take(reply: Done | Refused, replied: asyncio.Future[Done | Refused] = replied) -> None:
             if not replied.done():
                 replied.set_result(reply)
 

@@ -28,10 +28,8 @@ from postbus.entity.by_sequence import ABSENT
 from postbus.entity.commands import (
     DeleteBySequence,
     MessageEdit,
-    MessagesHandled,
     MessageState,
     Peek,
-    Peeked,
     PeekedMessage,
     Refusal,
     Refused,
@@ -408,13 +406,13 @@ class MessageOperations:
             return
         host = self._hosts[partition_id]
         while numbers:
-            reply = away(host) or await host.call(command(numbers))
+            refused = away(host)
+            reply = await host.call(command(numbers)) if refused is None else refused
             if isinstance(reply, Refused):
                 if reply.refusal is Refusal.UNKNOWN:
                     reply = Refused(Refusal.UNKNOWN, IN_DOUBT)
                 work.refused.update(dict.fromkeys(numbers, reply))
                 return
-            assert isinstance(reply, MessagesHandled)
             work.done.update(reply.done)
             work.refused.update(reply.refused)
             numbers = reply.left
@@ -466,15 +464,16 @@ class _Walk:
                 self._session_id,
                 self._state,
             )
-            reply = away(host) or await host.call(command)
-            if isinstance(reply, Peeked) and reply.messages:
-                return reply.messages
+            refused = away(host)
+            reply = await host.call(command) if refused is None else refused
             if isinstance(reply, Refused):
                 if not self._address.is_partitioned or (
                     reply.refusal not in (*ELSEWHERE, Refusal.UNKNOWN)
                 ):
                     raise OperationRefused(reply)
                 self.away.append(host.partition_id)
+            elif reply.messages:
+                return reply.messages
             del self._hosts[0]
         return []
 

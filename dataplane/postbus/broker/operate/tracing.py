@@ -11,7 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.host import Host
@@ -106,12 +106,7 @@ class TracedRouter(Router):
         self._locked: OrderedDict[bytes, TraceContext] = OrderedDict()
         self._sinks: dict[int, _TracedSink] = {}
 
-    def submit(
-        self,
-        partition_id: int,
-        command: Command,
-        on_reply: OnReply | None = None,
-    ) -> None:
+    def submit(self, partition_id: int, command: Any, on_reply: Any = None) -> None:
         """Apply a command; spans of traced messages end with its answer."""
         if isinstance(command, AddConsumer | AcceptSession):
             traced = self._sinks.get(command.consumer_id)
@@ -131,7 +126,7 @@ class TracedRouter(Router):
 
     # --- spans ----------------------------------------------------------------------------------
 
-    def _watched(self, command: Command, on_reply: OnReply | None) -> OnReply | None:
+    def _watched(self, command: Command, on_reply: OnReply[Any] | None) -> OnReply[Any] | None:
         """Return a callback that makes the spans of a command, where there are any."""
         traced = list(self._traced(command))
         if not traced:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.directory import Directory
@@ -29,8 +29,10 @@ from postbus.entity.commands import (
     AddConsumer,
     Command,
     Done,
+    Expects,
     OnReply,
     Quiesce,
+    R,
     Refusal,
     Refused,
     RemoveConsumer,
@@ -63,7 +65,7 @@ from postbus.store.postgres import Store
 
 logger = logging.getLogger(__name__)
 
-PartitionJournal: TypeAlias = Journal[OnReply | None]
+PartitionJournal: TypeAlias = Journal[OnReply[Any] | None]
 
 CLOCK_SAMPLE_S = 10.0
 CONFIRM_LOOK_S = 0.1
@@ -102,7 +104,7 @@ class Host:
         self._new_seed = new_seed
         self._tasks = tasks
         self._monotonic_s = monotonic_s
-        self._unreleased: deque[tuple[Outcome, OnReply | None]] = deque()
+        self._unreleased: deque[tuple[Outcome, OnReply[Any] | None]] = deque()
         self._is_releasing = False
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -124,7 +126,7 @@ class Host:
 
     # --- for the router -------------------------------------------------------------------------
 
-    def submit(self, command: Command, on_reply: OnReply | None = None) -> None:
+    def submit(self, command: Expects[R], on_reply: OnReply[R] | None = None) -> None:
         """Apply a command now, or hold it until the partition is loaded."""
         if self._state is not None:
             self._apply(command, on_reply, None)
@@ -169,11 +171,11 @@ class Host:
             raise StoreUnavailable("the partition is loading")
         return await self._journal.read_rows(row_keys)
 
-    async def call(self, command: Command) -> Reply:
+    async def call(self, command: Expects[R]) -> R | Refused:
         """Apply a command and wait for its reply."""
-        answered: asyncio.Future[Reply] = self._loop.create_future()
+        answered: asyncio.Future[R | Refused] = self._loop.create_future()
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: R | Refused) -> None:
             if not answered.done():
                 answered.set_result(reply)
 
@@ -236,7 +238,7 @@ class Host:
             self._timer.cancel()
         journal = self._journal
         if self._state is not None and journal is not None:
-            quiesced: asyncio.Future[Reply] = self._loop.create_future()
+            quiesced: asyncio.Future[Done | Refused] = self._loop.create_future()
             self.submit(Quiesce(), quiesced.set_result)
             self.status, self._state = HostStatus.CLOSED, None  # nothing is applied after it
             await quiesced
@@ -254,7 +256,7 @@ class Host:
     # --- applying -------------------------------------------------------------------------------
 
     def _apply(
-        self, command: Command, on_reply: OnReply | None, found: Sequence[StoredRow] | None
+        self, command: Any, on_reply: OnReply[Any] | None, found: Sequence[StoredRow] | None
     ) -> None:
         state, journal = self._state, self._journal
         if state is None or journal is None:
@@ -287,7 +289,7 @@ class Host:
         if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_ms):
             self._arm(deadline_ms)
 
-    def _release(self, outcome: Outcome, on_reply: OnReply | None) -> None:
+    def _release(self, outcome: Outcome, on_reply: OnReply[Any] | None) -> None:
         """Release reply and effects of an outcome; its commit and all earlier ones are durable."""
         for effect in outcome.effects:
             if type(effect) is Deliver:
@@ -315,7 +317,7 @@ class Host:
         except Exception as error:  # noqa: BLE001 - logged, and tried again
             self._troubles.log(self.partition_id, "an idle entity could not be deleted", error)
 
-    def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
+    def _committed(self, parked: list[tuple[Outcome, OnReply[Any] | None]]) -> None:
         """Handle a commit; called by the journal in order, once for each."""
         self._recovery.commit_count += 1
         if self._state is not None:
@@ -327,7 +329,7 @@ class Host:
                 self._release(outcome, on_reply)
 
     def _release_durable(
-        self, journal: PartitionJournal, durable: Sequence[tuple[Outcome, OnReply | None]]
+        self, journal: PartitionJournal, durable: Sequence[tuple[Outcome, OnReply[Any] | None]]
     ) -> None:
         """Release in order; effects of a release itself follow everything released before."""
         self._unreleased.extend(durable)
@@ -367,7 +369,7 @@ class Host:
             self._reply(on_reply, Refused(Refusal.UNKNOWN, "ownership was not confirmed"))
 
     def _failed(
-        self, parked: list[tuple[Outcome, OnReply | None, Refusal]], error: Exception
+        self, parked: list[tuple[Outcome, OnReply[Any] | None, Refusal]], error: Exception
     ) -> None:
         """Handle the end of the journal; called once. Callers never get a guess (ADR 2)."""
         journal = self._journal
@@ -386,7 +388,7 @@ class Host:
     # --- reads ----------------------------------------------------------------------------------
 
     async def _read_and_apply(
-        self, command: Command, on_reply: OnReply | None, needs: Needs, order: SendOrder
+        self, command: Command, on_reply: OnReply[Any] | None, needs: Needs, order: SendOrder
     ) -> None:
         """Apply a command with the rows it needs, then commands that waited for it."""
         journal, found = self._journal, None
@@ -548,8 +550,8 @@ class Host:
         )
         for command in news:
             self.submit(command)
-        for command, on_reply in self._take_waiting():
-            self.submit(command, on_reply)
+        for waiting in self._take_waiting():
+            self.submit(*waiting)
         self._apply(Tick(), None, None)
 
     def _not_loaded(self, error: Exception) -> None:
@@ -588,13 +590,11 @@ class Host:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
         return kept
 
-    def _reply(self, on_reply: OnReply | None, reply: Reply) -> None:
+    def _reply(self, on_reply: OnReply[Any] | None, reply: Reply) -> None:
         """Call a caller's reply; its failure must not affect later callers (ADR 2)."""
         if on_reply is not None:
             try:
                 on_reply(reply)
             except Exception:
-                logger.exception(
-                    "a callback for a reply failed",
-                    extra={"partition": self.partition_id, "reply": type(reply).__name__},
-                )
+                extra = {"partition": self.partition_id, "reply": type(reply).__name__}
+                logger.exception("a callback for a reply failed", extra=extra)

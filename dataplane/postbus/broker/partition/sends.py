@@ -8,11 +8,12 @@ order of messages in a session.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from postbus.entity.commands import (
     Command,
     Enqueue,
+    Expects,
     MessageCommand,
     OnReply,
     Refusal,
@@ -20,7 +21,7 @@ from postbus.entity.commands import (
     Transact,
 )
 
-Waiting: TypeAlias = tuple[Command, OnReply | None]
+Waiting: TypeAlias = tuple[Expects[Any], OnReply[Any] | None]
 
 BEHIND: Final = Refused(Refusal.BUSY, "the store is too slow for the load; send again later")
 
@@ -39,7 +40,7 @@ class SendOrder:
         self._waiting: dict[int, deque[Waiting]] = {}  # by entity with a read in progress
         self._reads: dict[int, int] = {}
 
-    def must_wait(self, command: Command, on_reply: OnReply | None) -> bool:
+    def must_wait(self, command: Command, on_reply: OnReply[Any] | None) -> bool:
         """Return whether a command waits; if so, `end` returns it later."""
         if self._waiting and isinstance(command, Enqueue):
             waiting = self._waiting.get(command.entity_no)

@@ -21,10 +21,10 @@ from postbus.broker.placement import key_of, partition_of_key, split
 from postbus.entity.commands import (
     Arrive,
     Arrived,
-    Command,
+    Expects,
+    R,
     Refusal,
     Refused,
-    Reply,
     Shipped,
     StoredRow,
 )
@@ -57,7 +57,7 @@ class Source(Protocol):
 
     partition_id: int
 
-    async def call(self, command: Command) -> Reply: ...
+    async def call(self, command: Expects[R]) -> R | Refused: ...
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]: ...
 
@@ -67,7 +67,7 @@ class Source(Protocol):
 class Destination(Protocol):
     """A host that accepts messages for its partition."""
 
-    async def call(self, command: Command) -> Reply: ...
+    async def call(self, command: Expects[R]) -> R | Refused: ...
 
 
 class Shipper:
@@ -141,7 +141,7 @@ class Shipper:
         numbers: list[int],
         messages: list[Envelope],
         resent: frozenset[int],
-    ) -> Reply:
+    ) -> Arrived | Refused:
         source = self._source.partition_id
         command = Arrive(source, target.entity_no, numbers, messages, resent)
         return await self._destinations[partition_id].call(command)
@@ -329,7 +329,6 @@ class _Shipment:
         if isinstance(reply, Arrived):
             count, refused, concerned = reply.count, reply.refused, 1  # stopped before this one
         else:
-            assert isinstance(reply, Refused)
             count, refused, concerned = 0, reply, len(numbers)  # nothing is stored
         for number in numbers[:count]:
             del messages[number]

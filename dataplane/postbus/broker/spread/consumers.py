@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from postbus.broker.partition.host import Host
@@ -25,7 +24,6 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     RemoveConsumer,
-    Reply,
     SetDemand,
 )
 
@@ -50,20 +48,20 @@ class PartitionedConsumer:
         hosts: Sequence[Host],
         command: AddConsumer,
         sink: DeliverySink,
-        on_reply: OnReply,
+        on_reply: OnReply[Done],
         first: int,
     ) -> None:
         """Register everywhere; `first` is where the round over the partitions begins."""
         self.command = command
         self.sink = sink
         self.is_closed = False
-        self._on_added: OnReply | None = on_reply
+        self._on_added: OnReply[Done] | None = on_reply
         self._limit = 0
         self._delivered = 0
         self._open = 0  # deliveries that partitions are asked for
         self._hinted: deque[_Part] = deque()
         self._is_pumping = False
-        self._on_drained: OnReply | None = None
+        self._on_drained: OnReply[DemandSet] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         count = len(hosts)
         self._parts = [_Part(self, hosts[(first + n) % count]) for n in range(count)]
@@ -73,7 +71,7 @@ class PartitionedConsumer:
 
     # --- for the endpoint -----------------------------------------------------------------------
 
-    def set_demand(self, command: SetDemand, on_reply: OnReply) -> None:
+    def set_demand(self, command: SetDemand, on_reply: OnReply[DemandSet]) -> None:
         """Set the limit over all partitions; a drain is answered when none has more, or late."""
         self._end_drain()  # first: it lowers the limit
         self._limit = command.limit
@@ -106,7 +104,7 @@ class PartitionedConsumer:
         self._delivered += len(deliveries)
         self.sink.deliver(deliveries)
 
-    def added(self, reply: Reply) -> None:
+    def added(self, reply: Done | Refused) -> None:
         """Answer with the first partition that knows; an entity is the same in all of them."""
         if self.is_closed:
             return
@@ -213,7 +211,7 @@ class _Part:
         command = self._owner.command
         life = self._life
         self.host.register_sink(command.consumer_id, self)
-        self.host.submit(command, partial(self._added, life))
+        self.host.submit(command, lambda reply: self._added(life, reply))
         if not self._owner.is_closed:
             self._arm(life)
 
@@ -221,7 +219,7 @@ class _Part:
         """Have the partition tell when it has messages."""
         if life == self._life:
             arm = SetDemand(self._owner.command.consumer_id, 0, wants_hint=True)
-            self.host.submit(arm, partial(self._armed, life))
+            self.host.submit(arm, lambda reply: self._armed(life, reply))
 
     def unregister(self) -> None:
         self._life += 1
@@ -235,13 +233,13 @@ class _Part:
         self._asked = count
         self._is_asking = True
         self._owner.promise(count)
-        limit = self._delivered + count
+        limit, life = self._delivered + count, self._life
         command = SetDemand(self._owner.command.consumer_id, limit, is_drain=True, wants_hint=True)
-        self.host.submit(command, partial(self._answered, self._life, count))
+        self.host.submit(command, lambda reply: self._answered(life, count, reply))
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _added(self, life: int, reply: Reply) -> None:
+    def _added(self, life: int, reply: Done | Refused) -> None:
         if life != self._life:
             return
         if isinstance(reply, Refused) and reply.refusal in AWAY:
@@ -254,16 +252,16 @@ class _Part:
             self._life += 1
             self.register()
 
-    def _armed(self, life: int, reply: Reply) -> None:
+    def _armed(self, life: int, reply: DemandSet | Refused) -> None:
         if life != self._life:
             return
         if isinstance(reply, DemandSet):
             self._is_armed = True
             self._owner.pump()
-        elif isinstance(reply, Refused) and reply.refusal in AWAY:
+        elif reply.refusal in AWAY:
             asyncio.get_running_loop().call_later(RETRY_S, self._arm, life)
 
-    def _answered(self, life: int, count: int, reply: Reply) -> None:
+    def _answered(self, life: int, count: int, reply: DemandSet | Refused) -> None:
         """What the partition could not give is free for others."""
         if life != self._life:
             return
@@ -338,7 +336,7 @@ class SessionSeeker:
         self,
         hosts: Sequence[Host],
         command: AcceptSession,
-        on_reply: OnReply,
+        on_reply: OnReply[Done],
         on_found: Callable[[Host, bytes, int], None],
         on_lost: Callable[[Refusal], None],
         first: int,
@@ -349,7 +347,7 @@ class SessionSeeker:
         after the reply.
         """
         self.command = command
-        self._on_reply: OnReply | None = on_reply
+        self._on_reply: OnReply[Done] | None = on_reply
         self._on_found = on_found
         self._on_lost = on_lost
         self._is_over = False
@@ -378,7 +376,7 @@ class SessionSeeker:
         self._on_found(winner.host, session_id, locked_until_ms)
         self._answer(Done())
 
-    def answered(self, reply: Reply) -> None:
+    def answered(self, reply: Done | Refused) -> None:
         """Report the first decisive answer; none is while a partition may still come back."""
         if self._is_over:
             return
@@ -399,7 +397,7 @@ class SessionSeeker:
                 if seeker is not winner:
                     seeker.stop()
 
-    def _answer(self, reply: Reply) -> None:
+    def _answer(self, reply: Done | Refused) -> None:
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             on_reply(reply)
@@ -419,8 +417,9 @@ class _Seeker:
 
     def ask(self) -> None:
         self._is_asked = True
+        life = self._life
         self.host.register_sink(self._owner.command.consumer_id, self)
-        self.host.submit(self._owner.command, partial(self._answered, self._life))
+        self.host.submit(self._owner.command, lambda reply: self._answered(life, reply))
 
     def stop(self) -> None:
         self._life += 1
@@ -429,7 +428,7 @@ class _Seeker:
             self.host.unregister_sink(consumer_id)
             self.host.submit(RemoveConsumer(consumer_id))
 
-    def _answered(self, life: int, reply: Reply) -> None:
+    def _answered(self, life: int, reply: Done | Refused) -> None:
         if life != self._life:
             return
         self.is_away = isinstance(reply, Refused) and reply.refusal in AWAY

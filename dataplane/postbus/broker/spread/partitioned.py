@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
@@ -49,6 +49,7 @@ from postbus.entity.commands import (
     DeleteBySequence,
     DeleteMessages,
     Delivery,
+    DemandSet,
     Disposition,
     Done,
     DropEntity,
@@ -62,6 +63,7 @@ from postbus.entity.commands import (
     LoseLocks,
     OnReply,
     Peek,
+    Peeked,
     PutEntity,
     Quiesce,
     ReceiveDeferred,
@@ -71,7 +73,6 @@ from postbus.entity.commands import (
     RemoveConsumer,
     RenewLocks,
     RenewSession,
-    Reply,
     ResendBySequence,
     ReserveNumbers,
     SessionsListed,
@@ -134,7 +135,7 @@ class PartitionedEntities:
         if host is not None:
             host.unregister_sink(consumer_id)
 
-    def submit(self, command: Command, on_reply: OnReply | None = None) -> None:
+    def submit(self, command: Command, on_reply: OnReply[Any] | None = None) -> None:
         """Apply a command in the partitions it concerns; `on_reply` is called once."""
         answer = _ignore if on_reply is None else on_reply
         match command:
@@ -189,14 +190,16 @@ class PartitionedEntities:
             case _:
                 assert_never(command)
 
-    def submit_anywhere(self, command: Enqueue | Transact, on_reply: OnReply | None = None) -> None:
+    def submit_anywhere(
+        self, command: Enqueue | Transact, on_reply: OnReply[Any] | None = None
+    ) -> None:
         """Let one healthy partition do it, in turn; another one when it certainly did not."""
         answer = _ignore if on_reply is None else on_reply
         AnywhereSend(self._in_turn(), command, answer).go_on()
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _enqueue(self, command: Enqueue, answer: OnReply) -> None:
+    def _enqueue(self, command: Enqueue, answer: OnReply[Enqueued]) -> None:
         messages = command.messages
         wrong = [n for n, each in enumerate(messages) if has_two_keys(each)]
         if wrong and (command.is_atomic or len(wrong) == len(messages)):
@@ -217,7 +220,9 @@ class PartitionedEntities:
         else:
             self._enqueue_each(command, keys, wrong, answer)
 
-    def _enqueue_together(self, command: Enqueue, key: bytes | None, answer: OnReply) -> None:
+    def _enqueue_together(
+        self, command: Enqueue, key: bytes | None, answer: OnReply[Enqueued]
+    ) -> None:
         if key is None:
             self.submit_anywhere(command, answer)
             return
@@ -228,7 +233,7 @@ class PartitionedEntities:
         else:
             host.submit(command, answer)
 
-    def _reserve(self, command: ReserveNumbers, answer: OnReply) -> None:
+    def _reserve(self, command: ReserveNumbers, answer: OnReply[Enqueued]) -> None:
         """Take numbers of the partition of the messages, which have one key."""
         detects = self._detects_duplicates(command.entity_no)
         key = key_of(command.messages[0], detects_duplicates=detects)
@@ -236,7 +241,11 @@ class PartitionedEntities:
         self._host_of_key(key).submit(command, answer)
 
     def _enqueue_each(
-        self, command: Enqueue, keys: list[bytes | None], wrong: list[int], answer: OnReply
+        self,
+        command: Enqueue,
+        keys: list[bytes | None],
+        wrong: list[int],
+        answer: OnReply[Enqueued],
     ) -> None:
         """Send each message where it belongs; those without key go in bursts."""
         messages = command.messages
@@ -253,7 +262,7 @@ class PartitionedEntities:
             merged.take(wrong, TWO_KEYS)
         for key, indexes in groups:
             part = Enqueue(command.entity_no, [messages[index] for index in indexes])
-            self._enqueue_together(part, key, partial(merged.take, indexes))
+            self._enqueue_together(part, key, merged.taking(indexes))
 
     def _in_turn(self) -> list[Host]:
         """Return the partitions from the next one on, those that can store something first.
@@ -268,7 +277,7 @@ class PartitionedEntities:
 
     # --- settling -------------------------------------------------------------------------------
 
-    def _settle(self, command: Settle | CheckLocks, answer: OnReply) -> None:
+    def _settle(self, command: Settle | CheckLocks, answer: OnReply[Settled]) -> None:
         """Settle by token; the parts are independent, a part that fails counts as lost."""
         tokens = command.lock_tokens
         places = split([partition_of_token(token) for token in tokens])
@@ -285,10 +294,14 @@ class PartitionedEntities:
         merged = MergedSettlement(len(places), answer)
         for partition_id, indexes in places.items():
             part = replace(command, lock_tokens=[tokens[index] for index in indexes])
-            self._settle_part(partition_id, part, partial(merged.take, indexes), REPEATS)
+            self._settle_part(partition_id, part, merged.taking(indexes), REPEATS)
 
     def _settle_part(
-        self, partition_id: int, part: Settle | CheckLocks, answer: OnReply, repeats: int
+        self,
+        partition_id: int,
+        part: Settle | CheckLocks,
+        answer: OnReply[Settled],
+        repeats: int,
     ) -> None:
         """Repeat failed reads: the client cannot, because it gets one answer for all parts."""
         host = self._host_of(partition_id)
@@ -296,7 +309,7 @@ class PartitionedEntities:
             answer(GONE)
             return
 
-        def take(reply: Reply) -> None:
+        def take(reply: Settled | Refused) -> None:
             is_unread = isinstance(reply, Refused) and reply.refusal is Refusal.NOT_APPLIED
             if is_unread and repeats:
                 asyncio.get_running_loop().call_later(
@@ -307,11 +320,11 @@ class PartitionedEntities:
 
         host.submit(part, take)
 
-    def _renew(self, command: RenewLocks, answer: OnReply) -> None:
+    def _renew(self, command: RenewLocks, answer: OnReply[LocksRenewed]) -> None:
         """Renew all or none as far as one partition goes; what others renewed stays renewed."""
         tokens = command.lock_tokens
         places = split([partition_of_token(token) for token in tokens])
-        parts: list[tuple[Host, Command]] = []
+        parts: list[tuple[Host, RenewLocks]] = []
         for partition_id, indexes in places.items():
             host = self._host_of(partition_id)
             if host is None:
@@ -319,10 +332,10 @@ class PartitionedEntities:
                 return
             parts.append((host, replace(command, lock_tokens=[tokens[n] for n in indexes])))
 
-        def take(replies: list[Reply]) -> None:
+        def take(replies: list[LocksRenewed | Refused]) -> None:
             until_ms = [0] * len(tokens)
             for reply, indexes in zip(replies, places.values(), strict=True):
-                if not isinstance(reply, LocksRenewed):
+                if isinstance(reply, Refused):
                     answer(reply)
                     return
                 for index, each_ms in zip(indexes, reply.locked_until_ms, strict=True):
@@ -333,7 +346,7 @@ class PartitionedEntities:
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def _add_consumer(self, command: AddConsumer, answer: OnReply) -> None:
+    def _add_consumer(self, command: AddConsumer, answer: OnReply[Done]) -> None:
         sink = self._sinks.get(command.consumer_id)
         if sink is None or command.consumer_id in self._consumers:
             answer(Done())
@@ -342,7 +355,7 @@ class PartitionedEntities:
         if not consumer.is_closed:
             self._consumers[command.consumer_id] = consumer
 
-    def _set_demand(self, command: SetDemand, answer: OnReply) -> None:
+    def _set_demand(self, command: SetDemand, answer: OnReply[DemandSet]) -> None:
         host = self._session_hosts.get(command.consumer_id)
         consumer = self._consumers.get(command.consumer_id)
         if host is not None:
@@ -352,7 +365,7 @@ class PartitionedEntities:
         else:
             answer(Refused(Refusal.ENTITY_NOT_FOUND))
 
-    def _remove_consumer(self, command: RemoveConsumer, answer: OnReply) -> None:
+    def _remove_consumer(self, command: RemoveConsumer, answer: OnReply[Done]) -> None:
         consumer_id = command.consumer_id
         self.unregister_sink(consumer_id)
         consumer = self._consumers.pop(consumer_id, None)
@@ -366,7 +379,7 @@ class PartitionedEntities:
 
     # --- sessions -------------------------------------------------------------------------------
 
-    def _accept_session(self, command: AcceptSession, answer: OnReply) -> None:
+    def _accept_session(self, command: AcceptSession, answer: OnReply[Done]) -> None:
         consumer_id = command.consumer_id
         sink = self._sinks.get(consumer_id)
         if sink is None:
@@ -394,15 +407,17 @@ class PartitionedEntities:
         self._session_hosts.pop(consumer_id, None)
         self._sinks.pop(consumer_id, None)
 
-    def _list_sessions(self, command: ListSessions, answer: OnReply) -> None:
+    def _list_sessions(self, command: ListSessions, answer: OnReply[SessionsListed]) -> None:
         """Merge the lists of all partitions; one that cannot be asked fails the request."""
         part = replace(command, skip=0, top=command.skip + command.top)
 
-        def take(replies: list[Reply]) -> None:
-            lists = [each.session_ids for each in replies if isinstance(each, SessionsListed)]
-            if len(lists) < len(replies):
-                answer(next(each for each in replies if not isinstance(each, SessionsListed)))
-                return
+        def take(replies: list[SessionsListed | Refused]) -> None:
+            lists: list[list[bytes]] = []
+            for reply in replies:
+                if isinstance(reply, Refused):
+                    answer(reply)
+                    return
+                lists.append(reply.session_ids)
             merged = itertools.islice(heapq.merge(*lists), command.skip, command.skip + command.top)
             answer(SessionsListed(list(merged)))
 
@@ -410,7 +425,7 @@ class PartitionedEntities:
 
     # --- by number ------------------------------------------------------------------------------
 
-    def _peek(self, command: Peek, answer: OnReply) -> None:
+    def _peek(self, command: Peek, answer: OnReply[Peeked]) -> None:
         """Walk upward from the partition of the number to the first that has messages there."""
         first = max(partition_of_number(command.from_sequence), 0)
         hosts = self._hosts[first:]
@@ -419,14 +434,14 @@ class PartitionedEntities:
             hosts = [home] if home in hosts else []
         Walk(hosts, command, answer).go_on()
 
-    def _cancel(self, command: CancelScheduled, answer: OnReply) -> None:
+    def _cancel(self, command: CancelScheduled, answer: OnReply[Cancelled]) -> None:
         """Cancel all or none of each partition's numbers."""
         parts = self._by_number(command.sequence_numbers)
         if parts is None:
             answer(NOT_FOUND)
             return
 
-        def take(replies: list[Reply]) -> None:
+        def take(replies: list[Cancelled | Refused]) -> None:
             refused = [each for each in replies if isinstance(each, Refused)]
             answer(refused[0] if refused else Cancelled())
 
@@ -434,7 +449,9 @@ class PartitionedEntities:
             [(host, replace(command, sequence_numbers=numbers)) for host, numbers in parts], take
         )
 
-    def _receive_deferred(self, command: ReceiveDeferred, answer: OnReply) -> None:
+    def _receive_deferred(
+        self, command: ReceiveDeferred, answer: OnReply[DeferredReceived]
+    ) -> None:
         """Take all or none: what was taken is released if a partition lacks one.
 
         Over several partitions a receive-and-delete locks first and completes then.
@@ -449,7 +466,7 @@ class PartitionedEntities:
             return
         is_locking = command.mode is ReceiveMode.PEEK_LOCK
 
-        def take(replies: list[Reply]) -> None:
+        def take(replies: list[DeferredReceived | Refused]) -> None:
             taken = [each for each in replies if isinstance(each, DeferredReceived)]
             deliveries = [each for reply in taken for each in reply.deliveries]
             tokens = [each.lock_token for each in deliveries]
@@ -463,10 +480,15 @@ class PartitionedEntities:
             if is_locking:
                 answer(DeferredReceived(deliveries))
             else:
-                self.submit(settle(Disposition.COMPLETE), partial(completed, deliveries, tokens))
+                self._settle(
+                    settle(Disposition.COMPLETE),
+                    lambda reply: completed(deliveries, tokens, reply),
+                )
 
-        def completed(deliveries: list[Delivery], tokens: list[bytes], reply: Reply) -> None:
-            if not isinstance(reply, Settled):
+        def completed(
+            deliveries: list[Delivery], tokens: list[bytes], reply: Settled | Refused
+        ) -> None:
+            if isinstance(reply, Refused):
                 answer(reply)
                 return
             lost = {tokens[index] for index in reply.lost or ()}
@@ -503,7 +525,7 @@ class PartitionedEntities:
         return self._hosts[partition_of_key(key, len(self._hosts))]
 
 
-def _ignore(_: Reply) -> None:
+def _ignore(_: object) -> None:
     """For commands whose reply nobody waits for."""
 
 

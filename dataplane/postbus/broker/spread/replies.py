@@ -9,18 +9,16 @@ from typing import Final
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
 from postbus.entity.commands import (
-    Command,
-    Done,
-    Enqueue,
     Enqueued,
+    Expects,
     OnReply,
     Peek,
     Peeked,
+    R,
     Refusal,
     Refused,
-    Reply,
     Settled,
-    Transact,
+    Transacted,
 )
 
 ELSEWHERE: Final = frozenset({Refusal.NOT_APPLIED, Refusal.STORE_FULL, Refusal.BUSY})
@@ -35,13 +33,13 @@ def away(host: Host) -> Refused | None:
 
 
 def submit_all(
-    parts: Sequence[tuple[Host, Command]], on_all: Callable[[list[Reply]], None]
+    parts: Sequence[tuple[Host, Expects[R]]], on_all: Callable[[list[R | Refused]], None]
 ) -> None:
     """Submit to several partitions; `on_all` gets the replies in the order of the parts."""
-    replies: list[Reply] = [Done()] * len(parts)
+    replies: list[R | Refused] = [Refused(Refusal.UNKNOWN)] * len(parts)
     left = len(parts)
 
-    def take(index: int, reply: Reply) -> None:
+    def take(index: int, reply: R | Refused) -> None:
         nonlocal left
         replies[index] = reply
         left -= 1
@@ -59,7 +57,12 @@ class AnywhereSend:
 
     __slots__ = ("_answer", "_command", "_hosts")
 
-    def __init__(self, hosts: list[Host], command: Enqueue | Transact, answer: OnReply) -> None:
+    def __init__(
+        self,
+        hosts: list[Host],
+        command: Expects[Enqueued | Transacted],
+        answer: OnReply[Enqueued | Transacted],
+    ) -> None:
         self._hosts = iter(hosts)
         self._command = command
         self._answer = answer
@@ -67,7 +70,7 @@ class AnywhereSend:
     def go_on(self) -> None:
         next(self._hosts).submit(self._command, self._take)
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: Enqueued | Transacted | Refused) -> None:
         """Try the next partition; answer with the last refusal when none is left."""
         if type(reply) is Refused and reply.refusal in ELSEWHERE:
             host = next(self._hosts, None)
@@ -82,17 +85,20 @@ class MergedSend:
 
     __slots__ = ("_answer", "_left", "_numbers", "_refusals")
 
-    def __init__(self, message_count: int, part_count: int, answer: OnReply) -> None:
+    def __init__(self, message_count: int, part_count: int, answer: OnReply[Enqueued]) -> None:
         self._numbers = [0] * message_count
         self._refusals: dict[int, Refused] = {}
         self._left = part_count
         self._answer = answer
 
-    def take(self, indexes: list[int], reply: Reply) -> None:
+    def taking(self, indexes: list[int]) -> OnReply[Enqueued]:
+        """Return what takes the reply of the partition that has these messages."""
+        return lambda reply: self.take(indexes, reply)
+
+    def take(self, indexes: list[int], reply: Enqueued | Refused) -> None:
         if isinstance(reply, Refused):
             self._refusals.update(dict.fromkeys(indexes, reply))
         else:
-            assert isinstance(reply, Enqueued)
             for index, number in zip(indexes, reply.sequence_numbers, strict=True):
                 self._numbers[index] = number
             for position, refused in (reply.refusals or {}).items():
@@ -107,20 +113,23 @@ class MergedSettlement:
 
     __slots__ = ("_answer", "_left", "_lost", "_refused", "_settled_count")
 
-    def __init__(self, part_count: int, answer: OnReply) -> None:
+    def __init__(self, part_count: int, answer: OnReply[Settled]) -> None:
         self._left = part_count
         self._answer = answer
         self._lost: list[int] = []
         self._refused: Refused | None = None
         self._settled_count = 0
 
-    def take(self, indexes: list[int], reply: Reply) -> None:
+    def taking(self, indexes: list[int]) -> OnReply[Settled]:
+        """Return what takes the reply of the partition that has these tokens."""
+        return lambda reply: self._take(indexes, reply)
+
+    def _take(self, indexes: list[int], reply: Settled | Refused) -> None:
         """Collect a reply; if only a part was refused, its tokens count as lost."""
         if isinstance(reply, Settled):
             self._settled_count += 1
             self._lost += [indexes[position] for position in reply.lost or ()]
         else:
-            assert isinstance(reply, Refused)
             self._refused = reply
             self._lost += indexes
         self._left -= 1
@@ -137,7 +146,7 @@ class Walk:
 
     __slots__ = ("_answer", "_answered_count", "_command", "_hosts", "_refused")
 
-    def __init__(self, hosts: Sequence[Host], command: Peek, answer: OnReply) -> None:
+    def __init__(self, hosts: Sequence[Host], command: Peek, answer: OnReply[Peeked]) -> None:
         self._hosts = iter(hosts)
         self._command = command
         self._answer = answer
@@ -158,14 +167,13 @@ class Walk:
         else:
             self._answer(Peeked([]))
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: Peeked | Refused) -> None:
         if isinstance(reply, Peeked):
             self._answered_count += 1
             if reply.messages:
                 self._answer(reply)
                 return
         else:
-            assert isinstance(reply, Refused)
             if reply.refusal not in (*ELSEWHERE, Refusal.UNKNOWN):
                 self._answer(reply)
                 return

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from postbus.entity.commands import DemandSet, Reply, SetDemand
+from postbus.entity.commands import DemandSet, Refused, SetDemand
 
 UNKNOWN: Final = -1
 """Stands for a demand that may not have reached the entity."""
@@ -156,7 +156,7 @@ class DemandWindow:
         return self.drain
 
     def end_drain(
-        self, command: SetDemand, reply: Reply, *, is_draining: bool
+        self, command: SetDemand, reply: DemandSet | Refused, *, is_draining: bool
     ) -> AnswerDrain | None:
         """Take the reply to a drain, which follows its deliveries.
 
@@ -167,7 +167,7 @@ class DemandWindow:
         is_over = False
         if command is self.drain:
             self.drain = None
-            is_over = not isinstance(reply, DemandSet) or reply.delivered < command.limit
+            is_over = isinstance(reply, Refused) or reply.delivered < command.limit
         if self.drain is None:
             self._demand = self._delivered  # the entity lowered it to its delivered count
         return self._answer() if is_over and is_draining else None

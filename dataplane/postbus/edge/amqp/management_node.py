@@ -10,7 +10,6 @@ through it, so that all requests are counted and answered in one place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, Protocol
 
 from postbus.amqp import conditions
@@ -46,12 +45,12 @@ from postbus.edge.refusals import status_code
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
-    Command,
     DeferredReceived,
     DeleteMessages,
     Disposition,
     Enqueue,
     Enqueued,
+    Expects,
     LocksRenewed,
     MessagesDeleted,
     MessageState,
@@ -59,12 +58,12 @@ from postbus.entity.commands import (
     Peek,
     Peeked,
     PeekedMessage,
+    R,
     ReceiveDeferred,
     ReceiveMode,
     Refusal,
     Refused,
     RenewLocks,
-    Reply,
     Settle,
     Settled,
     SubQueue,
@@ -212,7 +211,7 @@ class ManagementNode:
             return
         command = RenewLocks(address.entity_no, address.sub_queue, tokens(body))
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: LocksRenewed | Refused) -> None:
             if isinstance(reply, LocksRenewed):
                 ok(respond, {"expirations": Array(0x83, list(reply.locked_until_ms))})
             else:
@@ -233,8 +232,8 @@ class ManagementNode:
             session_id_of(body),
         )
 
-        def answer(reply: Reply) -> None:
-            if not isinstance(reply, Peeked):
+        def answer(reply: Peeked | Refused) -> None:
+            if isinstance(reply, Refused):
                 self.refuse(respond, reply)
                 return
             if not reply.messages:
@@ -259,8 +258,8 @@ class ManagementNode:
             self._connection.sessions.consumer_of(address.entity_no, session_id),
         )
 
-        def answer(reply: Reply) -> None:
-            if not isinstance(reply, DeferredReceived):
+        def answer(reply: DeferredReceived | Refused) -> None:
+            if isinstance(reply, Refused):
                 self.refuse(respond, reply)
                 return
             messages = []
@@ -312,15 +311,13 @@ class ManagementNode:
             self._enlist(address, command, body[TRANSACTION], lost, respond)
             return
 
-        def answer(reply: Reply) -> None:
-            if isinstance(reply, Settled) and not reply.lost:
-                ok(respond, None)
-            elif isinstance(reply, Settled) or (
-                isinstance(reply, Refused) and reply.refusal in RELOADING
-            ):
+        def answer(reply: Settled | Refused) -> None:
+            if isinstance(reply, Refused):
+                self.refuse(respond, lost if reply.refusal in RELOADING else reply)
+            elif reply.lost:
                 self.refuse(respond, lost)
             else:
-                self.refuse(respond, reply)
+                ok(respond, None)
 
         self.submit(address, command, answer)
 
@@ -370,7 +367,7 @@ class ManagementNode:
             return
         inflight.take(account, size_bytes)
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: Enqueued | Refused) -> None:
             inflight.give_back(account, size_bytes)
             self._scheduled(respond, reply)
 
@@ -392,19 +389,20 @@ class ManagementNode:
             return
         if not envelopes or any(envelope.scheduled_ms is None for envelope in envelopes):
             raise BadRequest("each message needs x-opt-scheduled-enqueue-time")
-        numbered = partial(self._scheduled, respond)
-        transaction.add_schedule(address, envelopes, size_bytes, numbered)
+        transaction.add_schedule(
+            address, envelopes, size_bytes, lambda reply: self._scheduled(respond, reply)
+        )
 
-    def _scheduled(self, respond: Respond, reply: Reply) -> None:
-        if isinstance(reply, Enqueued) and not reply.refusals:
-            ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
-        elif isinstance(reply, Enqueued) and reply.refusals:
+    def _scheduled(self, respond: Respond, reply: Enqueued | Refused) -> None:
+        if isinstance(reply, Refused):
+            self.refuse(respond, reply)
+        elif reply.refusals:
             self.refuse(respond, next(iter(reply.refusals.values())))
         else:
-            self.refuse(respond, reply)
+            ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
 
     def _cancel(self, address: Address, body: Any, respond: Respond) -> None:
-        def answer(reply: Reply) -> None:
+        def answer(reply: Cancelled | Refused) -> None:
             if isinstance(reply, Cancelled):
                 ok(respond, None)
             else:
@@ -424,8 +422,8 @@ class ManagementNode:
             address.entity_no, address.sub_queue, limit, before_ms, session_id_of(body)
         )
 
-        def answer(reply: Reply) -> None:
-            if not isinstance(reply, MessagesDeleted):
+        def answer(reply: MessagesDeleted | Refused) -> None:
+            if isinstance(reply, Refused):
                 self.refuse(respond, reply)
             elif reply.count:
                 ok(respond, {"message-count": Int(reply.count)})
@@ -436,11 +434,11 @@ class ManagementNode:
 
     # --- for the groups of operations -----------------------------------------------------------
 
-    def submit(self, address: Address, command: Command, on_reply: OnReply) -> None:
+    def submit(self, address: Address, command: Expects[R], on_reply: OnReply[R]) -> None:
         """Submit a command that the client waits for."""
         connection = self._connection
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: R | Refused) -> None:
             connection.unanswered_count -= 1
             try:
                 on_reply(reply)
@@ -450,12 +448,10 @@ class ManagementNode:
         connection.unanswered_count += 1
         connection.router.submit(address.partition_id, command, answer)
 
-    def refuse(self, respond: Respond, reply: Reply) -> None:
+    def refuse(self, respond: Respond, refused: Refused) -> None:
         """Answer with the refusal of an entity."""
-        assert isinstance(reply, Refused)
-        refusal = reply
-        error = self._connection.error_mapper.refused(refusal, self.path)
-        respond(failure(status_code(refusal.refusal), error))
+        error = self._connection.error_mapper.refused(refused, self.path)
+        respond(failure(status_code(refused.refusal), error))
 
     def fail(self, respond: Respond, code: int, condition: str, why: str) -> None:
         """Answer with an error that is not a refusal of an entity."""

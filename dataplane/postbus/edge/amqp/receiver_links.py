@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import Final, Protocol
 
 from postbus.amqp.events import DeliveriesUpdated
@@ -32,16 +31,18 @@ from postbus.edge.amqp.settlements import (
 from postbus.edge.amqp.transactions import TransactionContext
 from postbus.entity.commands import (
     AddConsumer,
-    Command,
     Delivery,
+    DemandSet,
     Disposition,
+    Done,
+    Expects,
     OnReply,
+    R,
     ReceiveMode,
     Receiver,
     Refusal,
     Refused,
     RemoveConsumer,
-    Reply,
     SetDemand,
     Settle,
     Settled,
@@ -249,10 +250,10 @@ class ReceiverEndpoint:
         else:
             command = window.request(credit, is_held=is_held)
             if command is not None:
-                self._submit(command, partial(self._requested, command))
+                self._submit(command, lambda reply: self._requested(command, reply))
 
     @guarded
-    def _requested(self, command: SetDemand, reply: Reply) -> None:
+    def _requested(self, command: SetDemand, reply: DemandSet | Refused) -> None:
         """Schedule a new request if the demand was refused; nothing else would trigger one."""
         is_refused = isinstance(reply, Refused) and reply.refusal in REPEATED
         if is_refused and self._link.is_attached and self._window.note_refused(command):
@@ -265,12 +266,12 @@ class ReceiverEndpoint:
                 self._answer_drain()
             case SetDemand() as command:
                 self._set_drain_timer(now_s)
-                self._submit(command, partial(self._drained, command))
+                self._submit(command, lambda reply: self._drained(command, reply))
             case None:
                 pass
 
     @guarded
-    def _drained(self, command: SetDemand, reply: Reply) -> None:
+    def _drained(self, command: SetDemand, reply: DemandSet | Refused) -> None:
         """Note that the deliveries of one step are sent, or that there are no more."""
         link = self._link
         is_draining = link.is_attached and link.is_draining
@@ -312,28 +313,29 @@ class ReceiverEndpoint:
         return Receiver(self._link.name[:NAME_CHARS], self.connection.address or "")
 
     def _register(self) -> None:
-        self._begin()
+        consumer_id = self._begin()
         mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
         self._submit(
             AddConsumer(
                 self._address.entity_no,
                 self._address.sub_queue,
-                self._consumer_id,
+                consumer_id,
                 mode,
                 self._receiver(),
             ),
-            partial(self._added, self._consumer_id),
+            lambda reply: self._added(consumer_id, reply),
         )
 
-    def _begin(self) -> None:
-        """Take the place of a new consumer: its deliveries come here, and demand starts at zero."""
+    def _begin(self) -> int:
+        """Become a new consumer and return its number: deliveries come here, its demand is 0."""
         router = self.connection.router
         self._consumer_id = router.new_consumer_id()
         self._window.restart(self._consumer_id)
         router.register_sink(self._address.partition_id, self._consumer_id, self)
+        return self._consumer_id
 
     @guarded
-    def _added(self, consumer_id: int, reply: Reply) -> None:
+    def _added(self, consumer_id: int, reply: Done | Refused) -> None:
         if isinstance(reply, Refused) and consumer_id == self._consumer_id:
             self.ended(reply.refusal)
 
@@ -384,7 +386,8 @@ class ReceiverEndpoint:
             )
 
     def _settle(self, command: Settle, ids: list[int], answer: DeliveryState) -> None:
-        self._submit(command, partial(self._settled, self._consumer_id, command, ids, answer))
+        consumer_id = self._consumer_id
+        self._submit(command, lambda reply: self._settled(consumer_id, command, ids, answer, reply))
 
     @guarded
     def _settled(
@@ -393,7 +396,7 @@ class ReceiverEndpoint:
         command: Settle,
         ids: list[int],
         answer: DeliveryState,
-        reply: Reply,
+        reply: Settled | Refused,
     ) -> None:
         is_reloaded = consumer_id != self._consumer_id
         if is_repeatable(reply, is_reloaded=is_reloaded) and self._link.is_attached:
@@ -408,7 +411,6 @@ class ReceiverEndpoint:
             self._answer([each for n, each in enumerate(ids) if n not in lost], answer)
             self._refuse([ids[index] for index in reply.lost], self._lost)
         else:
-            assert isinstance(reply, Refused), reply
             is_lost = reply.refusal in RELOADING or reply.refusal is Refusal.NOT_APPLIED
             self._refuse(ids, self._lost if is_lost else reply)
 
@@ -430,5 +432,5 @@ class ReceiverEndpoint:
             error = self.connection.error_mapper.refused(reply, self.path)
             self._answer([delivery_id], Rejected(error.condition, error.description))
 
-    def _submit(self, command: Command, on_reply: OnReply | None = None) -> None:
+    def _submit(self, command: Expects[R], on_reply: OnReply[R] | None = None) -> None:
         self.connection.router.submit(self._address.partition_id, command, on_reply)

@@ -6,7 +6,6 @@ inside a transaction go to the `Transaction` and wait there.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from postbus.amqp.events import OversizeReceived, TransferReceived
@@ -18,7 +17,7 @@ from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.settlements import PRE_SETTLED, ranges_of
 from postbus.edge.amqp.transactions import TransactionContext
 from postbus.edge.message_ids import name_messages
-from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, Transact, Transacted
+from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Transact, Transacted
 from postbus.message.codec import DecodeError, Ulong
 from postbus.message.envelope import Envelope
 from postbus.message.sections import BATCH_FORMAT, TooManyMembers, explode_batch, slice_message
@@ -214,7 +213,10 @@ class SenderEndpoint:
         self._inflight.take(self._account, size_bytes)
         connection = self.connection
         connection.unanswered_count += 1
-        answered = partial(self._answered, ids, size_bytes)
+
+        def answered(reply: Enqueued | Transacted | Refused) -> None:
+            self._answered(ids, size_bytes, reply)
+
         if self.via is None:
             connection.router.submit(self._address.partition_id, command, answered)
         else:
@@ -224,7 +226,9 @@ class SenderEndpoint:
     # --- answers --------------------------------------------------------------------------------
 
     @guarded
-    def _answered(self, ids: list[int], size_bytes: int, reply: Reply) -> None:
+    def _answered(
+        self, ids: list[int], size_bytes: int, reply: Enqueued | Transacted | Refused
+    ) -> None:
         """Answer the deliveries of one command; a batch is one delivery of many messages."""
         self._inflight.give_back(self._account, size_bytes)
         self.connection.unanswered_count -= 1
@@ -234,7 +238,6 @@ class SenderEndpoint:
         if isinstance(reply, Transacted):  # sent through an outbox
             self._settle(ids, ACCEPTED)
             return
-        assert isinstance(reply, Enqueued)
         refusals = reply.refusals
         if not refusals:
             self._settle(ids, ACCEPTED)

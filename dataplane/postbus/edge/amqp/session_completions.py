@@ -14,7 +14,7 @@ from postbus.amqp.performatives import ACCEPTED
 from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.link_context import LinkContext
 from postbus.edge.amqp.settlements import ranges_of
-from postbus.entity.commands import CompleteSessions, Reply, Settled
+from postbus.entity.commands import CompleteSessions, Refused, Settled
 
 if TYPE_CHECKING:
     from postbus.amqp.events import DeliveriesUpdated
@@ -68,9 +68,9 @@ class _Submitted:
         self._group = group
 
     @guarded
-    def completed(self, reply: Reply) -> None:
+    def completed(self, reply: Settled | Refused) -> None:
         """Answer all together if all succeeded, otherwise each link separately."""
-        if not isinstance(reply, Settled) or reply.lost:
+        if isinstance(reply, Refused) or reply.lost:
             self._answer_apart(reply)
             return
         self.connection.unanswered_count -= len(self._group)
@@ -84,7 +84,7 @@ class _Submitted:
                 session.settle_outgoing(first, last, ACCEPTED)
         self.connection.flush_soon()
 
-    def _answer_apart(self, reply: Reply) -> None:
+    def _answer_apart(self, reply: Settled | Refused) -> None:
         lost = set(reply.lost or ()) if isinstance(reply, Settled) else set()
         start = 0
         for endpoint, consumer_id, event in self._group:

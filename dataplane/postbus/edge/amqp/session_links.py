@@ -7,7 +7,6 @@ session. When its lock is lost the link is detached, and nothing on it can be se
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from postbus.amqp import conditions
@@ -19,7 +18,7 @@ from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.held_sessions import HeldSessions
 from postbus.edge.amqp.receiver_links import ReceiverContext, ReceiverEndpoint
 from postbus.edge.amqp.session_completions import SessionCompletions
-from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused, Reply
+from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused, Settled
 from postbus.message.codec import Described
 
 if TYPE_CHECKING:
@@ -199,7 +198,9 @@ class SessionEndpoint(ReceiverEndpoint):
         """Complete the deliveries of this link alone."""
         super().updated(event)
 
-    def completed(self, consumer_id: int, event: DeliveriesUpdated, reply: Reply) -> None:
+    def completed(
+        self, consumer_id: int, event: DeliveriesUpdated, reply: Settled | Refused
+    ) -> None:
         """Answer completions that did not all succeed."""
         command = self._settlement(event.tags, ACCEPTED)
         self._settled(consumer_id, command, event.delivery_ids, ACCEPTED, reply)
@@ -232,17 +233,17 @@ class SessionEndpoint(ReceiverEndpoint):
             self._register()
 
     def _register(self) -> None:
-        self._begin()
+        consumer_id = self._begin()
         mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
         self._submit(
             AcceptSession(
                 self._address.entity_no,
-                self._consumer_id,
+                consumer_id,
                 mode,
                 self._wanted.session_id,
                 self._receiver(),
             ),
-            partial(self._added, self._consumer_id),
+            lambda reply: self._added(consumer_id, reply),
         )
 
     def _waited_enough(self) -> None:

@@ -20,7 +20,6 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     RenewSession,
-    Reply,
     SessionRenewed,
     SessionsListed,
     SessionState,
@@ -58,7 +57,7 @@ class SessionRequests:
         if held is None:
             return
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: SessionRenewed | Refused) -> None:
             if isinstance(reply, SessionRenewed):
                 ok(respond, {"expiration": Timestamp(reply.locked_until_ms)})
             else:
@@ -71,7 +70,7 @@ class SessionRequests:
         if held is None:
             return
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: SessionState | Refused) -> None:
             if isinstance(reply, SessionState):
                 ok(respond, {"session-state": reply.state})
             else:
@@ -87,7 +86,7 @@ class SessionRequests:
         if held is None:
             return
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: Done | Refused) -> None:
             if isinstance(reply, Done):
                 ok(respond, None)
             else:
@@ -103,8 +102,8 @@ class SessionRequests:
             address.entity_no, None if after_ms >= ALL_SESSIONS_MS else after_ms, skip, top
         )
 
-        def answer(reply: Reply) -> None:
-            if not isinstance(reply, SessionsListed):
+        def answer(reply: SessionsListed | Refused) -> None:
+            if isinstance(reply, Refused):
                 self._node.refuse(respond, reply)
             elif not reply.session_ids:
                 respond(response(204, "No content"))

@@ -20,7 +20,7 @@ from postbus.amqp.performatives import (
     Released,
     TransactionalState,
 )
-from postbus.entity.commands import Disposition, Refusal, Refused, Reply
+from postbus.entity.commands import Disposition, Refusal, Refused, Settled
 
 DEAD_LETTERED: Final = Rejected()
 LOST: Final = Refused(Refusal.LOCK_LOST)
@@ -63,7 +63,7 @@ def answer_of(state: DeliveryState | None) -> DeliveryState:
             return DEAD_LETTERED
 
 
-def is_repeatable(reply: Reply, *, is_reloaded: bool) -> bool:
+def is_repeatable(reply: Settled | Refused, *, is_reloaded: bool) -> bool:
     """Return whether the broker shall repeat a settlement because its lock is valid.
 
     "Not applied" without a reload means that a read failed. The client cannot repeat: AMQP has no

@@ -39,7 +39,6 @@ from postbus.entity.commands import (
     OnReply,
     Refusal,
     Refused,
-    Reply,
     ReserveNumbers,
     Settle,
     Settled,
@@ -174,7 +173,7 @@ class Transaction:
         address: Address,
         envelopes: list[Envelope],
         size_bytes: int,
-        on_numbered: OnReply,
+        on_numbered: OnReply[Enqueued],
     ) -> None:
         """Add scheduled messages; `on_numbered` gets their numbers, or the reason of a refusal.
 
@@ -193,7 +192,7 @@ class Transaction:
         assert isinstance(sending, Enqueue)
         self._checking += 1
 
-        def answered(reply: Reply) -> None:
+        def answered(reply: Enqueued | Refused) -> None:
             if isinstance(reply, Enqueued):
                 sending.numbers = reply.sequence_numbers
                 partition_id = address.partition_id
@@ -246,14 +245,15 @@ class Transaction:
         self._needed.add((path, Right.LISTEN))
         self._checking += 1
 
-        def answered(reply: Reply) -> None:
-            if isinstance(reply, Settled) and not reply.lost:
-                refused = None
-                if self._lost is None:
-                    self._operations.append(command)
+        def answered(reply: Settled | Refused) -> None:
+            if isinstance(reply, Settled):
+                refused = Refused(Refusal.LOCK_LOST) if reply.lost else None
             else:
-                refused = reply if isinstance(reply, Refused) else Refused(Refusal.LOCK_LOST)
+                refused = reply
+            if refused is not None:
                 self.fail(refused)
+            elif self._lost is None:
+                self._operations.append(command)
             self._checked(partial(on_checked, refused))
 
         check = CheckLocks(
@@ -325,7 +325,7 @@ class Transaction:
             answer(None)
             return
 
-        def answered(reply: Reply) -> None:
+        def answered(reply: Transacted | Refused) -> None:
             connection.unanswered_count -= 1
             inflight.give_back(connection.account, self._size_bytes)
             error: AmqpError | None = None
@@ -334,8 +334,6 @@ class Transaction:
                 if reply.refusal not in (Refusal.UNKNOWN, Refusal.BUSY):
                     text = f"The transaction was rolled back: {error.description}"
                     error = error_mapper.error(conditions.TRANSACTION_ROLLBACK, text, home.name)
-            else:
-                assert isinstance(reply, Transacted)
             try:
                 answer(error)
             except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends

@@ -37,18 +37,15 @@ from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefu
 from postbus.edge.web.http_listener import SERVER
 from postbus.edge.web.http_server import read_limited
 from postbus.entity.commands import (
-    Command,
     Delivery,
     Disposition,
     Enqueue,
-    Enqueued,
-    LocksRenewed,
+    Expects,
+    R,
     Refusal,
     Refused,
     RenewLocks,
-    Reply,
     Settle,
-    Settled,
     SubQueue,
 )
 from postbus.message.envelope import Envelope
@@ -160,11 +157,11 @@ class RuntimeHandler:
             raise
         command = Enqueue(address.entity_no, envelopes, is_atomic=is_batch)
         reply = await self._call(address, command, target.timeout_s, give_back)
-        if isinstance(reply, Enqueued) and not reply.refusals:
-            return web.Response(status=201)
-        if isinstance(reply, Enqueued) and reply.refusals:
-            reply = next(iter(reply.refusals.values()))
-        raise _refusal_of(reply, target)
+        if isinstance(reply, Refused):
+            raise refusal_of(reply, target)
+        if reply.refusals:
+            raise refusal_of(next(iter(reply.refusals.values())), target)
+        return web.Response(status=201)
 
     async def _body_of(
         self, request: web.BaseRequest, target: RequestPath, address: Address, account: str
@@ -229,16 +226,16 @@ class RuntimeHandler:
                 return _for_nobody()
             settle = Settle(address.entity_no, address.sub_queue, tokens, Disposition.COMPLETE)
             reply = await self._call(address, settle, ANSWER_S)
-            if isinstance(reply, Settled) and not reply.lost:
+            if isinstance(reply, Refused):
+                if reply.refusal is Refusal.NOT_APPLIED:
+                    release(self._router, address, tokens)
+                raise refusal_of(reply, target)
+            if not reply.lost:
                 headers = headers_of(delivery, is_locked=False)
                 return _shown(200, headers, delivery)
-            if isinstance(reply, Settled):  # the partition was reloaded: the message still exists
-                left_s = ends - asyncio.get_running_loop().time()
-                target = target.with_timeout(max(left_s, 0.0))
-                continue
-            if isinstance(reply, Refused) and reply.refusal is Refusal.NOT_APPLIED:
-                release(self._router, address, tokens)
-            raise _refusal_of(reply, target)
+            # The partition was reloaded: the message still exists.
+            left_s = ends - asyncio.get_running_loop().time()
+            target = target.with_timeout(max(left_s, 0.0))
 
     async def _take(
         self, request: web.BaseRequest, target: RequestPath, address: Address, grant: Grant
@@ -274,45 +271,45 @@ class RuntimeHandler:
     ) -> web.StreamResponse:
         command = Settle(address.entity_no, address.sub_queue, [target.lock_token], disposition)
         reply = await self._call(address, command, target.timeout_s)
-        if isinstance(reply, Settled):
-            if reply.lost:
-                raise refusal_of(LOST, target)
-            return web.Response(status=200)
-        raise _refusal_of(reply, target)
+        if isinstance(reply, Refused):
+            raise refusal_of(reply, target)
+        if reply.lost:
+            raise refusal_of(LOST, target)
+        return web.Response(status=200)
 
     async def _renew(
         self, _request: web.BaseRequest, target: RequestPath, address: Address, _grant: Grant
     ) -> web.StreamResponse:
         command = RenewLocks(address.entity_no, address.sub_queue, [target.lock_token])
         reply = await self._call(address, command, target.timeout_s)
-        if isinstance(reply, LocksRenewed):
-            until = http_date(reply.locked_until_ms[0])
-            headers = {BROKER_PROPERTIES: f'{{"LockedUntilUtc":"{until}"}}'}
-            return web.Response(status=200, headers=headers)
-        raise _refusal_of(reply, target)
+        if isinstance(reply, Refused):
+            raise refusal_of(reply, target)
+        until = http_date(reply.locked_until_ms[0])
+        headers = {BROKER_PROPERTIES: f'{{"LockedUntilUtc":"{until}"}}'}
+        return web.Response(status=200, headers=headers)
 
     # --- partitions -----------------------------------------------------------------------------
 
     async def _call(
         self,
         address: Address,
-        command: Command,
+        command: Expects[R],
         timeout_s: float,
         on_reply: Callable[[], None] = lambda: None,
-    ) -> Reply:
+    ) -> R | Refused:
         """Return the result of a command; UNKNOWN when there is none in time.
 
         A client that disconnects cannot undo it. `on_reply` is called when the command is done,
         even if no client waits for it any more.
         """
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Reply] = loop.create_future()
+        answered: asyncio.Future[R | Refused] = loop.create_future()
 
-        def answer(reply: Reply) -> None:
+        def answer(reply: R | Refused) -> None:
             if not answered.done():
                 answered.set_result(reply)
 
-        def reply_to(reply: Reply) -> None:
+        def reply_to(reply: R | Refused) -> None:
             on_reply()
             answer(reply)
 
@@ -324,12 +321,6 @@ class RuntimeHandler:
             return await answered
         finally:
             timer.cancel()
-
-
-def _refusal_of(reply: Reply, target: RequestPath) -> HttpRefused:
-    """Return the error of a command without the expected reply."""
-    assert isinstance(reply, Refused), reply
-    return refusal_of(reply, target)
 
 
 def _share_is_used_up() -> HttpRefused:

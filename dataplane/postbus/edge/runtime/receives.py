@@ -9,7 +9,6 @@ disconnects while it waits.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final, TypeAlias
 
 from postbus.broker.address import Address
@@ -19,12 +18,12 @@ from postbus.entity.commands import (
     Delivery,
     DemandSet,
     Disposition,
+    Done,
     ReceiveMode,
     Receiver,
     Refusal,
     Refused,
     RemoveConsumer,
-    Reply,
     SetDemand,
     Settle,
     SubQueue,
@@ -208,13 +207,16 @@ class _Consumer:
             ReceiveMode.PEEK_LOCK,
             self._receiver,
         )
-        router.submit(address.partition_id, add, partial(self._added, consumer_id))
+        router.submit(address.partition_id, add, lambda reply: self._added(consumer_id, reply))
         self._ask()
 
     def _ask(self) -> None:
-        demand = SetDemand(self._consumer_id, self._delivered + 1, is_drain=self._is_last)
-        answered = partial(self._answered, self._consumer_id, self._number, self._is_last)
-        self._router.submit(self._address.partition_id, demand, answered)
+        consumer_id, number, is_last = self._consumer_id, self._number, self._is_last
+        self._router.submit(
+            self._address.partition_id,
+            SetDemand(consumer_id, self._delivered + 1, is_drain=is_last),
+            lambda reply: self._answered(consumer_id, number, is_last, reply),
+        )
 
     def _look_once_more(self) -> None:
         """Ask the entity a last time after the timeout, to be sure that it has no message."""
@@ -232,7 +234,7 @@ class _Consumer:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _added(self, consumer_id: int, reply: Reply) -> None:
+    def _added(self, consumer_id: int, reply: Done | Refused) -> None:
         if consumer_id != self._consumer_id:
             return
         if not isinstance(reply, Refused):
@@ -243,12 +245,15 @@ class _Consumer:
         else:
             self._finish(reply)
 
-    def _answered(self, consumer_id: int, number: int, is_last: bool, reply: Reply) -> None:
+    def _answered(
+        self, consumer_id: int, number: int, is_last: bool, reply: DemandSet | Refused
+    ) -> None:
         if consumer_id != self._consumer_id or number != self._number or self._found.done():
             return
-        if isinstance(reply, Refused) and reply.refusal in AWAY and self._trouble is None:
-            self._loop.call_later(REPEAT_S, self._ask_again, consumer_id, number)
-        elif is_last and isinstance(reply, DemandSet):
+        if isinstance(reply, Refused):
+            if reply.refusal in AWAY and self._trouble is None:
+                self._loop.call_later(REPEAT_S, self._ask_again, consumer_id, number)
+        elif is_last:
             self.is_quiet = True
             self._finish(None)
 
