@@ -60,6 +60,19 @@ program = pathlib.Path(sys.argv[1])
 print("shared" if run_as(program, program).is_shared else "own")
 """
 
+CHOOSE_WITH_FORK_HANDLER = """
+import os, pathlib, sys, threading
+from postbus.process.embedded import DEFAULT_MAJOR, find_binaries
+from postbus.process.unprivileged import run_as
+program = find_binaries(DEFAULT_MAJOR) / "postgres"
+pause = threading.Event()
+os.register_at_fork(
+    after_in_child=lambda: threading.Thread(target=pause.wait, daemon=True).start()
+)
+way = run_as(program, pathlib.Path(sys.argv[1]))
+print("shared" if way.is_shared else "own")
+"""
+
 
 @pytest.fixture
 def folder(server_folder: Path, tmp_path: Path) -> Path:
@@ -98,6 +111,15 @@ def test_in_a_namespace_files_stay_those_of_root(folder: Path) -> None:
         assert (folder / "data").stat().st_uid == 0
     finally:
         server.stop()
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_fork_handlers_that_start_threads_keep_no_namespace_away(folder: Path) -> None:
+    """OpenTelemetry has one; the kernel refuses a namespace to a process with threads."""
+    command = [sys.executable, "-c", CHOOSE_WITH_FORK_HANDLER, str(folder)]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == "own\n", done
 
 
 def test_without_namespaces_the_account_reaches_a_closed_folder_and_is_not_trusted(

@@ -8,7 +8,6 @@ asked. It never touches a data directory of another major version.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import importlib.util
 import logging
@@ -20,7 +19,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -38,7 +36,6 @@ RELEASE_S = 10.0
 """Time for the server of a killed process to release the folder."""
 SOCKET_PATH_BYTES = 100
 """`sun_path` of Linux holds 107."""
-PR_SET_PDEATHSIG = 1
 SUPERUSER = "postbus"
 
 SETTINGS = {
@@ -263,14 +260,12 @@ class EmbeddedPostgres:
             "--no-instructions",
         ]
         done = subprocess.run(
-            command,
+            who.command(*command),
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
-            env=_environment(),
-            preexec_fn=who.become,
         )
         if done.returncode:
             raise EmbeddedError(f"initdb failed: {done.stdout.decode(errors='replace')[-2000:]}")
@@ -314,15 +309,13 @@ class EmbeddedPostgres:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
                 with os.fdopen(os.open(self.log_path, flags, 0o600), "ab") as log:
                     process = subprocess.Popen(
-                        command,
+                        who.command(*command, parent=os.getpid()),
                         cwd="/",
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        env=_environment(),
                         start_new_session=True,  # a Ctrl-C is for the broker
                         pass_fds=() if self._lock_fd is None else (self._lock_fd,),
-                        preexec_fn=_die_with_parent(who),  # noqa: PLW1509 - system calls only
                     )
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
                 spawned.append(error)
@@ -425,32 +418,6 @@ def _lock(path: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd
-
-
-def _die_with_parent(who: RunAs) -> Callable[[], None]:
-    """Return a function that the child calls before exec: it requests SIGINT (fast shutdown) at the
-    parent's end.
-
-    Called after its change of rights, which makes the kernel forget the signal.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        if who.become is not None:
-            who.become()
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the line above
-            os._exit(1)
-
-    return prepare
-
-
-def _environment() -> dict[str, str]:
-    """Keep PG* variables of the user's shell away from the server."""
-    return {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ} | {
-        "LC_ALL": "C"
-    }
 
 
 def _tail(path: Path, start: int) -> str:

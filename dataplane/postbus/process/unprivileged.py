@@ -4,27 +4,19 @@ Two ways, tried in this order on the folder itself. In a user namespace of its o
 another user id, while outside its files remain root's and inaccessible to others. If no namespace
 may be created, or the folder belongs to another user, it becomes `postgres` or `nobody` and keeps
 one capability, to reach folders that are closed to that account.
-
-Code between fork and exec must not import, log or wait: other threads may hold any lock.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pwd
 import subprocess
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-CLONE_NEWUSER = 0x10000000
-PR_SET_SECUREBITS = 28
-SECBIT_NO_SETUID_FIXUP = 1 << 2
-PR_CAP_AMBIENT = 47
-PR_CAP_AMBIENT_RAISE = 2
-CAP_DAC_OVERRIDE = 1
-LINUX_CAPABILITY_VERSION_3 = 0x20080522
+from postbus.process import become
+
 PROBE_S = 30.0
 
 
@@ -36,15 +28,25 @@ class NoWayDown(Exception):
 class RunAs:
     """Identity of a child process.
 
-    `uid`, `gid`: owner of its files, seen from here. `become`: called in the child between fork and
-    exec, None when nothing changes. `is_shared`: other programs may run under this account, so that
-    the account alone proves nothing.
+    `uid`, `gid`: owner of its files, seen from here. `rights`, `account`: those that it takes on
+    (`become`). `is_shared`: other programs may run under this account, so that the account alone
+    proves nothing.
     """
 
     uid: int
     gid: int
-    become: Callable[[], None] | None = None
+    rights: str = become.SAME
+    account: tuple[int, int] = (0, 0)
     is_shared: bool = False
+
+    def command(self, *command: str, reach: str = "", parent: int = 0) -> list[str]:
+        """Return a command that takes on the rights and executes another.
+
+        `reach`: folder that it must be able to enter. `parent`: process with which it ends.
+        """
+        uid, gid = self.account
+        rights = (self.rights, str(uid), str(gid), str(parent), reach)
+        return [sys.executable, "-I", "-S", become.__file__, *rights, *command]
 
 
 def run_as(program: Path, folder: Path) -> RunAs:
@@ -55,9 +57,10 @@ def run_as(program: Path, folder: Path) -> RunAs:
     if os.geteuid() != 0:
         return RunAs(os.geteuid(), os.getegid())
     account = _account()
+    pair = (account.pw_uid, account.pw_gid)
     ways = (
-        RunAs(0, 0, _enter_namespace(account)),
-        RunAs(account.pw_uid, account.pw_gid, _become_account(account), is_shared=True),
+        RunAs(0, 0, become.NAMESPACE, (account.pw_uid, account.pw_uid)),
+        RunAs(*pair, become.ACCOUNT, pair, is_shared=True),
     )
     reasons = []
     for way in ways:
@@ -82,86 +85,22 @@ def _account() -> pwd.struct_passwd:
 
 
 def _why_not(way: RunAs, program: Path, folder: Path) -> str | None:
-    """Return why a way fails, "" if the program runs and can reach the folder. The folder is given
-    to the child later.
+    """Return why a way fails, None if the program runs and can reach the folder. The folder is
+    given to the child later.
     """
-    become, parent = way.become, folder.parent
-    inside = f"{parent}/."
-    assert become is not None
-
-    def prepare() -> None:
-        become()
-        if not (os.access(inside, os.X_OK) and os.access(program, os.R_OK | os.X_OK)):
-            raise PermissionError
-
+    parent = folder.parent
     try:
         done = subprocess.run(
-            [str(program), "--version"],
+            way.command(str(program), "--version", reach=f"{parent}/."),
             cwd="/",
             capture_output=True,
             timeout=PROBE_S,
             check=False,
-            preexec_fn=prepare,
         )
-    except OSError as error:
-        return f"{program}: {(error.strerror or str(error)).lower()}"
-    except subprocess.SubprocessError:
+    except subprocess.TimeoutExpired:
+        return f"{program} did not end within {PROBE_S:.0f} s"
+    if done.returncode == become.REFUSED:
         return f"not permitted here, or {parent} or {program} is closed to it"
+    if done.returncode == become.NOT_RUN:
+        return done.stderr.decode(errors="replace").strip()
     return None if done.returncode == 0 else f"{program} ends with {done.returncode}"
-
-
-def _enter_namespace(account: pwd.struct_passwd) -> Callable[[], None]:
-    """Become `account` inside and root outside the namespace, without any capability outside."""
-    unshare = ctypes.CDLL(None, use_errno=True).unshare
-    writes = (
-        ("/proc/self/setgroups", b"deny"),
-        ("/proc/self/uid_map", b"%d 0 1" % account.pw_uid),
-        ("/proc/self/gid_map", b"%d 0 1" % account.pw_gid),
-    )
-
-    def become() -> None:
-        if unshare(CLONE_NEWUSER):
-            raise OSError
-        for path, text in writes:
-            descriptor = os.open(path, os.O_WRONLY)
-            os.write(descriptor, text)
-            os.close(descriptor)
-
-    return become
-
-
-class _CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-class _CapabilitySet(ctypes.Structure):
-    _fields_ = (
-        ("effective", ctypes.c_uint32),
-        ("permitted", ctypes.c_uint32),
-        ("inheritable", ctypes.c_uint32),
-    )
-
-
-def _become_account(account: pwd.struct_passwd) -> Callable[[], None]:
-    """Become `account` with CAP_DAC_OVERRIDE, an ambient capability kept over exec (Linux 4.3)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    prctl, capset = libc.prctl, libc.capset
-    header = _CapabilityHeader(LINUX_CAPABILITY_VERSION_3, 0)
-    mask = 1 << CAP_DAC_OVERRIDE
-    wanted = (_CapabilitySet * 2)(_CapabilitySet(mask, mask, mask), _CapabilitySet(0, 0, 0))
-    uid, gid = account.pw_uid, account.pw_gid
-
-    def become() -> None:
-        # Capabilities outlive the change of user, and initdb asks access(2), which takes them into
-        # account.
-        if prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0):
-            raise OSError
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-        if capset(ctypes.byref(header), wanted):
-            raise OSError
-        if prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0):
-            raise OSError
-
-    return become
