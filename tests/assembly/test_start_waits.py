@@ -234,7 +234,7 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _status(url: str) -> tuple[int, str] | None:
+def status_of(url: str) -> tuple[int, str] | None:
     """Return status and text, None while nobody listens."""
     try:
         with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
@@ -260,9 +260,9 @@ async def test_serve_reports_that_it_waits_and_ends_in_order(folder: Path) -> No
             )
             assert re.search(f"STATUS=waiting for the store: {at}", said[-1] + said[-2])
             assert "EXTEND_TIMEOUT_USEC=120000000" in said
-            health = await asyncio.to_thread(_status, f"{url}/healthz")
+            health = await asyncio.to_thread(status_of, f"{url}/healthz")
             assert health == (200, "ok\n")
-            ready = await asyncio.to_thread(_status, f"{url}/readyz")
+            ready = await asyncio.to_thread(status_of, f"{url}/readyz")
             assert ready is not None
             assert ready[0] == 503
             assert re.search(at, ready[1])
@@ -289,19 +289,19 @@ async def test_health_is_served_before_any_store_is_used(
     with serving(folder, *options, POSTBUS_STORES=NOWHERE) as (process, url):
 
         async def is_waiting() -> bool:
-            ready = await asyncio.to_thread(_status, f"{url}/readyz")
+            ready = await asyncio.to_thread(status_of, f"{url}/readyz")
             assert ready is None or ready[0] == 503
             assert process.poll() is None
             return ready is not None and "is unavailable" in ready[1]
 
         await wait_until(is_waiting)
-        assert await asyncio.to_thread(_status, f"{url}/healthz") == (200, "ok\n")
-        _, text = await asyncio.to_thread(_status, f"{url}/readyz") or (0, "")
+        assert await asyncio.to_thread(status_of, f"{url}/healthz") == (200, "ok\n")
+        _, text = await asyncio.to_thread(status_of, f"{url}/readyz") or (0, "")
         at = r"the store at 127\.0\.0\.1:1 is unavailable \(since \S+Z\): ConnectionRefusedError"
         assert re.match(f"not ready\nwaiting for the store\n{at}", text)
         assert (
             "postbus_store_up"
-            in (await asyncio.to_thread(_status, f"{url}/metrics") or ("", ""))[1]
+            in (await asyncio.to_thread(status_of, f"{url}/metrics") or ("", ""))[1]
         )
         process.send_signal(signal.SIGTERM)
         _, logged = await asyncio.to_thread(process.communicate, None, LIMIT_S)
@@ -319,16 +319,16 @@ async def test_a_start_waits_for_the_process_that_uses_its_folder(
 
         async def is_waiting() -> bool:
             assert process.poll() is None
-            return await asyncio.to_thread(_status, f"{url}/readyz") == (503, waiting)
+            return await asyncio.to_thread(status_of, f"{url}/readyz") == (503, waiting)
 
         await wait_until(is_waiting)
-        assert await asyncio.to_thread(_status, f"{url}/healthz") == (200, "ok\n")
-        assert (await asyncio.to_thread(_status, f"{url}/metrics") or (0, ""))[0] == 200
+        assert await asyncio.to_thread(status_of, f"{url}/healthz") == (200, "ok\n")
+        assert (await asyncio.to_thread(status_of, f"{url}/metrics") or (0, ""))[0] == 200
         data.close()
 
         async def is_ready() -> bool:
             assert process.poll() is None
-            return await asyncio.to_thread(_status, f"{url}/readyz") == (200, "ready\n")
+            return await asyncio.to_thread(status_of, f"{url}/readyz") == (200, "ready\n")
 
         await wait_until(is_ready)
 

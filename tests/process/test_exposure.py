@@ -20,7 +20,7 @@ def test_file_of_keys_that_others_may_read_is_remarked(
     tmp_path: Path, name: str, mode: int, is_logged: bool
 ) -> None:
     file = tmp_path / "keys"
-    file.write_text("secret")
+    file.write_text("postgresql://localhost/bus")  # not to be read unless it is the stores_file
     file.chmod(mode)
     remarks = exposures(Settings.model_validate({name: file}))
     assert [remark.startswith(f"{name}: others may read {file}") for remark in remarks] == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -20,15 +21,18 @@ class Relay:
     nothing goes through and no end is reported: a host without power, a cut network. `pause_at`
     is an `application_name` and a text: the first such client that sends the text is paused just
     before it. `deafen_at` likewise: the server gets the text, but its answer is dropped.
+    `open_count` is the number of clients.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tls: ssl.SSLContext | None = None) -> None:
         self.said: dict[str, Counter[str]] = {}
         self.is_silent = False
         self.pause_at: tuple[str, bytes] | None = None
         self.deafen_at: tuple[str, bytes] | None = None
         self.paused = asyncio.Event()
+        self.open_count = 0
         self._path = path
+        self._tls = tls
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -41,15 +45,25 @@ class Relay:
             while await reader.read(CHUNK):
                 pass
             return
+        if self._tls is not None:
+            await reader.readexactly(8)  # it asks for TLS first
+            writer.write(b"S")
+            try:
+                await writer.start_tls(self._tls)
+            except OSError:
+                return
         from_server, to_server = await asyncio.open_unix_connection(str(self._path))
         self._writers.add(to_server)
         client = _Client(self.said)
+        self.open_count += 1
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pump(reader, to_server, client, is_from_client=True))
                 both.create_task(self._pump(from_server, writer, client, is_from_client=False))
         except* OSError:
             pass
+        finally:
+            self.open_count -= 1
 
     async def _pump(
         self,
@@ -122,14 +136,19 @@ class _Client:
 
 
 @asynccontextmanager
-async def relaying(dsn: str, *, over_tcp: bool = False) -> AsyncIterator[tuple[Relay, str]]:
-    """Return a relay to the server of `dsn`, and the address of the same database through it."""
+async def relaying(
+    dsn: str, *, over_tcp: bool = False, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Relay, str]]:
+    """Return a relay to the server of `dsn`, and the address of the same database through it.
+
+    With `tls` it listens on TCP and ends TLS, which our builds of Postgres cannot.
+    """
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
     name = f".s.PGSQL.{query.get('port', ['5432'])[0]}"
-    relay = Relay(Path(query["host"][0]) / name)
+    relay = Relay(Path(query["host"][0]) / name, tls)
     with tempfile.TemporaryDirectory(prefix="relay-") as folder:
-        if over_tcp:
+        if over_tcp or tls is not None:
             server: asyncio.Server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
             through = urlunsplit(parts._replace(query=f"host=127.0.0.1&port={port}"))

@@ -55,6 +55,7 @@ from postbus.process.local_bus import Announcement, connection_string
 from postbus.process.metrics import BusSample
 from postbus.process.sampling import Sampler
 from postbus.process.settings import Settings
+from postbus.process.stores_file import read_stores_file
 from postbus.store.audit import AuditStore
 from postbus.store.errors import StoreError, StoreUnavailable
 from postbus.store.incarnation import Broker, this_process
@@ -214,6 +215,7 @@ class Bus:
                 await self._start_postgres()
             stores = Stores(
                 self._dsns(),
+                read=None if self._settings.stores_file is None else self._read_addresses,
                 unsafe=self._settings.is_unsafe,
                 broker=self._broker(),
             )
@@ -316,6 +318,10 @@ class Bus:
 
     def _dsns(self) -> list[str]:
         return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
+
+    def _read_addresses(self) -> list[str]:
+        assert self._settings.stores_file is not None
+        return read_stores_file(self._settings.stores_file)
 
     def _broker(self) -> Broker:
         return Broker(self._settings.broker_name, this_process(self._data.lock_identity))

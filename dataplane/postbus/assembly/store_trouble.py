@@ -11,7 +11,8 @@ def explain_store_error(error: Exception) -> str:
     """Return a message for the user about an unusable store; never with its password."""
     if isinstance(error, ValueError):
         return (
-            "POSTBUS_STORES is not an address of Postgres: postgresql://user:password@host/database"
+            "POSTBUS_STORES or a line of POSTBUS_STORES_FILE is not an address of Postgres:"
+            " postgresql://user:password@host/database"
         )
     notes = getattr(error, "__notes__", [])
     which = f" ({', '.join(notes)})" if notes else ""

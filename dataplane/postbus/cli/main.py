@@ -243,7 +243,7 @@ def dev(
         bare = local_bus(settings.host)
         settings, remarks = with_free_ports(settings)
         is_quiet = err.is_terminal and "log_level" not in settings.model_fields_set
-        is_embedded = settings.stores is None
+        is_embedded = not settings.has_stores
         run_bus(
             settings,
             lambda: read_one_bus(manifests) if manifests else bare,
@@ -309,9 +309,10 @@ def serve(
             log_format=log_format,
             log_level=log_level,
         )
-        if settings.stores is None:
+        if not settings.has_stores:
             raise SettingsError(
-                "POSTBUS_STORES is not set: set it to the URL of a Postgres, or use `postbus dev`"
+                "POSTBUS_STORES is not set: set it to the URL of a Postgres (or POSTBUS_STORES_FILE"
+                " to a file with it), or use `postbus dev`"
             )
         otherwise = Meeting.REFUSE if no_wait else Meeting.WAIT
         run_bus(

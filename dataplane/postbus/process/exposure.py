@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from postbus.process.settings import Settings, SettingsError, is_loopback
 
-KEY_FILES: Final = ("tls_key_file", "sealing_key_file", "control_token_file")
+KEY_FILES: Final = ("tls_key_file", "sealing_key_file", "control_token_file", "stores_file")
 VERIFIED: Final = frozenset({"verify-ca", "verify-full"})
 
 
@@ -27,10 +27,11 @@ def exposures(settings: Settings, default_ssl_mode: str = "") -> list[str]:
         file: Path | None = getattr(settings, name)
         if file is not None and (remark := _look_at(name, file)):
             remarks.append(remark)
-    for number, dsn in enumerate(settings.store_dsns, 1):
+    dsns = settings.store_dsns
+    for number, dsn in enumerate(dsns, 1):
         hosts = _unverified_hosts(dsn, default_ssl_mode)
         if hosts:
-            which = f" {number}" if len(settings.store_dsns) > 1 else ""
+            which = f" {number}" if len(dsns) > 1 else ""
             remarks.append(
                 f"database{which} on {', '.join(hosts)} is reached without verified TLS: anybody"
                 " on the network path can read and change messages; add ?sslmode=verify-full and"

@@ -19,9 +19,10 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from postbus.process.stores_file import SCHEMES, read_stores_file
+
 PREFIX = "POSTBUS_"
 ANY_ADDRESS = ("0.0.0.0", "::")
-SCHEMES = ("postgresql://", "postgres://")
 
 
 class SettingsError(Exception):
@@ -47,6 +48,11 @@ class Settings(BaseSettings):
     """Address of Postgres, `postgresql://user:password@host/database`; of several databases, with
     spaces between them, for life in this order. Direct connections: a transaction pooler would
     break the ownership of partitions. Default: none, `serve` needs it."""
+
+    stores_file: Path | None = None
+    """File with these addresses instead of `stores`, one a line; `#` begins a comment. It is read
+    again when a connection cannot be opened, so that a changed password needs no restart. Default:
+    none."""
 
     broker_name: str = Field("broker-0", min_length=1, max_length=63)
     """Name of this broker, unique among those of a namespace. One of the same name takes
@@ -150,8 +156,18 @@ class Settings(BaseSettings):
 
     @property
     def store_dsns(self) -> list[str]:
-        """Addresses in `stores`."""
+        """Addresses in `stores` or, as of now, in `stores_file`; raises `SettingsError`."""
+        if self.stores_file is not None:
+            try:
+                return read_stores_file(self.stores_file)
+            except ValueError as error:
+                raise SettingsError(str(error)) from None
         return [] if self.stores is None else self.stores.get_secret_value().split()
+
+    @property
+    def has_stores(self) -> bool:
+        """Whether addresses of databases are given."""
+        return self.stores is not None or self.stores_file is not None
 
     @property
     def dialled_names(self) -> list[str]:
@@ -177,6 +193,10 @@ class Settings(BaseSettings):
         """Refuse fields that contradict each other; raises `SettingsError`."""
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise SettingsError("tls_certificate_file and tls_key_file need each other")
+        if self.stores is not None and self.stores_file is not None:
+            raise SettingsError(
+                "POSTBUS_STORES and POSTBUS_STORES_FILE exclude each other: unset one of them"
+            )
         if self.stores is not None and not (
             self.store_dsns and all(dsn.startswith(SCHEMES) for dsn in self.store_dsns)
         ):
@@ -223,7 +243,7 @@ def load_settings(**said: Any) -> Settings:
     if any(_has_password(dsn) for dsn in str(given.get("stores", "")).split()):
         raise SettingsError(
             "--stores: other users of this machine can see a password on the command line: set"
-            " POSTBUS_STORES instead"
+            " POSTBUS_STORES_FILE or POSTBUS_STORES instead"
         )
     try:
         settings = Settings(**given)

@@ -112,6 +112,11 @@ class Beats:
     def unfollow(self, on_end: Callable[[Exception], None]) -> None:
         self._followers.discard(on_end)
 
+    def abandon(self, error: Exception) -> None:
+        """End the work that waits for the database: it is at another address now."""
+        self._shared.drop()
+        self._end_followers(error)
+
     async def stop(self) -> None:
         """End this incarnation, so that others need not wait for our silence."""
         task, self._task = self._task, None

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
@@ -33,6 +36,9 @@ SERVER_SETTINGS: Final = {
     "tcp_keepalives_count": str(KEEPALIVE_COUNT),
     "tcp_user_timeout": str(UNACKNOWLEDGED_MS),
 }
+
+TLS_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+"""Parameters of an address that name a file; the driver reads it for each connection."""
 
 if TYPE_CHECKING:
 
@@ -89,6 +95,22 @@ async def connect(
     )
     made.keep_alive()
     return made
+
+
+def unusable_file(dsn: str) -> str | None:
+    """Return a sentence about a TLS file of an address that is unusable; the driver names none."""
+    named = parse_qs(urlsplit(dsn).query)
+    for name in TLS_FILES:
+        for path in named.get(name, []):
+            try:
+                Path(path).open("rb").close()
+                if name == "sslrootcert":
+                    ssl.create_default_context(cafile=path)
+            except ssl.SSLError:
+                return f"{name} {path} is not a certificate in PEM form"
+            except OSError as error:
+                return f"{name} {path} cannot be read: {(error.strerror or '').lower()}"
+    return None
 
 
 def _is_in_transaction(connection: Connection) -> bool:

@@ -28,7 +28,7 @@ class Outage:
         monotonic_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        self._at = f" at {where}" if where else ""
+        self.where = where
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._error: Exception | None = None
@@ -36,6 +36,10 @@ class Outage:
         self._logged_s = 0.0
         self._unlogged = 0
         self._shown_since = ""
+
+    @property
+    def _at(self) -> str:
+        return f" at {self.where}" if self.where else ""
 
     @property
     def is_on(self) -> bool:
@@ -70,7 +74,7 @@ class Outage:
     def ended(self) -> None:
         """Record a success of the store."""
         if self._error is not None:
-            extra = {"store": self._at.removeprefix(" at "), "away_s": self.lasts_s}
+            extra = {"store": self.where, "away_s": self.lasts_s}
             self._error = None
             logger.info("the store answers again", extra=extra)
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import asyncpg
 
+from postbus.store.addresses import Address, fixed, target_of
 from postbus.store.beats import ANSWER_S, Beats
-from postbus.store.connections import SharedConnection, connect
+from postbus.store.connections import SharedConnection, connect, unusable_file
 from postbus.store.errors import (
     COMMIT_MS,
+    CONNECTION_ERRORS,
     Connection,
     Fenced,
     SchemaTooNew,
@@ -28,6 +32,7 @@ from postbus.store.errors import (
     StoreFull,
     StoreMisconfigured,
     StoreUnavailable,
+    as_store_error,
     translated,
 )
 from postbus.store.incarnation import Broker, this_process
@@ -77,14 +82,17 @@ class Store:
 
     def __init__(
         self,
-        dsn: str,
+        dsn: str | Address,
         *,
         unsafe: bool = False,
         broker: Broker | None = None,
         check: Callable[[Connection], Awaitable[None]] | None = None,
         upkeep_limits: UpkeepLimits | None = None,
     ) -> None:
-        self._dsn = dsn
+        self._address = fixed(dsn) if isinstance(dsn, str) else dsn
+        self._dsn = self._address.dsn  # of the last attempt to connect
+        self._identity: UUID | None = None
+        self._checked_target: object = None
         self._unsafe = unsafe
         self._check = check
         self._opening = asyncio.Lock()
@@ -144,6 +152,7 @@ class Store:
                 await prepare_store(connection)
                 if self._check is not None:
                     await self._check(connection)
+                self._identity = await connection.fetchval(IDENTITY)
         finally:
             await shared.close()
 
@@ -184,7 +193,7 @@ class Store:
             "synchronous_commit": self._synchronous_commit,
         }
         with translated():
-            return await connect(self._dsn, f"postbus writer {partition_id}", settings)
+            return await self._connect(f"postbus writer {partition_id}", settings)
 
     async def close(self) -> None:
         """End our life in the store and close shared connections; a later use opens them again."""
@@ -197,24 +206,101 @@ class Store:
         for shared in (self._read, self._side, self._vacuum):
             shared.drop()
 
+    async def _connect(
+        self,
+        purpose: str,
+        settings: Mapping[str, str],
+        *,
+        statement_s: float | None = None,
+        caches_statements: bool = False,
+    ) -> Connection:
+        """Open a connection to the current address; after a failure look for a changed one.
+
+        An address that is refused counts as unavailable if it may change.
+        """
+        self._use_current_address()
+        dsn, target = self._dsn, target_of(self._dsn)
+        try:
+            connection = await connect(
+                dsn,
+                purpose,
+                settings,
+                statement_s=statement_s,
+                caches_statements=caches_statements,
+            )
+        except (asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
+            self._address.read_again()
+            why = self._temporary_reason(error, dsn)
+            if why is None:
+                raise
+            raise StoreUnavailable(why) from error
+        try:
+            await self._check_target(connection, target)
+        except BaseException:
+            connection.terminate()
+            self._address.read_again()
+            raise
+        return connection
+
+    def _use_current_address(self) -> None:
+        """Use the address as it is now; of another target drop all connections to the former one,
+        so that never two of them are written at a time.
+        """
+        before, self._dsn = self._dsn, self._address.dsn
+        if before != self._dsn and target_of(before) != target_of(self._dsn):
+            logger.warning("the address of a database has changed", extra={"store": self.where})
+            self.outage.where = self.where
+            self._drop_shared()
+            self.beats.abandon(StoreUnavailable("the address of the database has changed"))
+
+    async def _check_target(self, connection: Connection, target: object) -> None:
+        """Refuse another store than the one that was opened; checked once for each target."""
+        if target != target_of(self._dsn):
+            raise StoreUnavailable("the address of the database has changed meanwhile")
+        if not self._address.may_change or self._identity is None:
+            return
+        if target == self._checked_target:
+            return
+        await self._check_server(connection)
+        try:
+            identity = await connection.fetchval(IDENTITY)
+        except asyncpg.UndefinedTableError:
+            identity = None
+        if identity != self._identity:
+            raise StoreMisconfigured(
+                "the new address leads to another store: correct it in POSTBUS_STORES_FILE"
+            )
+        self._checked_target = target
+
+    def _temporary_reason(self, error: Exception, dsn: str) -> str | None:
+        """Return why a refusal may pass although the driver's error does not say so, else None."""
+        is_of_file = isinstance(error, FileNotFoundError | PermissionError | ssl.SSLError)
+        if is_of_file and (text := unusable_file(dsn)):
+            return text
+        if not (self._address.may_change and isinstance(as_store_error(error), StoreMisconfigured)):
+            return None
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        problem = f" ({self._address.problem})" if self._address.problem else ""
+        return f"{line}; waiting for another address in POSTBUS_STORES_FILE{problem}"
+
     async def _connect_beat(self) -> Connection:
         settings = {"synchronous_commit": self._synchronous_commit}
-        return await connect(self._dsn, "postbus beat", settings, statement_s=ANSWER_S - 0.5)
+        return await self._connect("postbus beat", settings, statement_s=ANSWER_S - 0.5)
 
     async def _connect_read(self) -> Connection:
         settings = PLAN_SETTINGS | {"default_transaction_read_only": "on"}
-        return await connect(
-            self._dsn, "postbus reader", settings, statement_s=READ_S, caches_statements=True
+        return await self._connect(
+            "postbus reader", settings, statement_s=READ_S, caches_statements=True
         )
 
     async def _connect_side(self) -> Connection:
-        return await connect(self._dsn, "postbus side", {"jit": "off"}, statement_s=SIDE_S)
+        return await self._connect("postbus side", {"jit": "off"}, statement_s=SIDE_S)
 
     async def _connect_setup(self) -> Connection:
-        return await connect(self._dsn, "postbus setup", {"jit": "off"}, statement_s=SETUP_S)
+        return await self._connect("postbus setup", {"jit": "off"}, statement_s=SETUP_S)
 
     async def _connect_vacuum(self) -> Connection:
-        return await connect(self._dsn, "postbus vacuum", {})
+        return await self._connect("postbus vacuum", {})
 
     async def _check_server(self, connection: Connection) -> None:
         row = await connection.fetchrow(SERVER_SETTINGS)
@@ -242,4 +328,5 @@ select current_setting('server_version_num')::int as version,
        current_setting('full_page_writes') as full_page_writes,
        current_setting('synchronous_commit') as synchronous_commit
 """
+IDENTITY: Final = "select identity from postbus.store"
 CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000)::bigint"

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
+from postbus.store.addresses import Address, Addresses, Read
 from postbus.store.errors import Connection, StoreError, StoreMisconfigured, StoreUnavailable
 from postbus.store.incarnation import Broker
 from postbus.store.postgres import Store
@@ -22,12 +23,24 @@ class Stores:
     """All databases of one bus, in configured order."""
 
     def __init__(
-        self, dsns: Sequence[str], *, unsafe: bool = False, broker: Broker | None = None
+        self,
+        dsns: Sequence[str],
+        *,
+        read: Read | None = None,
+        unsafe: bool = False,
+        broker: Broker | None = None,
     ) -> None:
+        """`read` reads the addresses again when a connection cannot be opened; see `Addresses`."""
         self._identities: dict[int, UUID] = {}
+        addresses = Addresses(dsns, read)
         self.all = [
-            Store(dsn, unsafe=unsafe, broker=broker, check=partial(self._check, ordinal))
-            for ordinal, dsn in enumerate(dsns)
+            Store(
+                Address(addresses, ordinal),
+                unsafe=unsafe,
+                broker=broker,
+                check=partial(self._check, ordinal),
+            )
+            for ordinal in range(len(dsns))
         ]
 
     @property
