@@ -15,12 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 import yaml
 
 from postbus.cli.failures import Exit
 from postbus.process.embedded import EmbeddedPostgres
 from postbus.process.settings import Settings
+from postbus.store.errors import (
+    FULL_STATES,
+    MISCONFIGURED_STATES,
+    UNAVAILABLE_STATES,
+    StoreError,
+    StoreMisconfigured,
+    as_store_error,
+)
 from tests.conftest import run_psql
 from tests.dev_bus import FREE_PORTS, LIMIT_S, ROOT, environment
 from tests.docs.test_docs import FENCE, check_postbus, check_variable
@@ -146,3 +155,19 @@ def test_every_alert_has_a_section_of_its_runbook() -> None:
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert (ROOT / page) == TROUBLE
         assert anchor == rule["alert"].lower()
+
+
+def test_the_table_of_starts_has_the_decisions_of_the_code() -> None:
+    """Its rows are tried in tests/assembly/test_start_decisions.py."""
+    rows = re.findall(r"^\| (.+) \| (.*) \| (.+) \| (.+) \|$", TROUBLE.read_text(), re.MULTILINE)
+    decided = {
+        state.replace("…", "000"): with_stores
+        for _, states, with_stores, _ in rows
+        for state in re.findall(r"`(\w{2}(?:\w{3}|…))`", states)
+    }
+    for state, decision in decided.items():
+        error = as_store_error(asyncpg.PostgresError.new({"C": state, "M": "no"}))
+        is_lasting = isinstance(error, StoreMisconfigured)
+        assert isinstance(error, StoreError), state
+        assert decision == ("ends: 6" if is_lasting else "waits"), state
+    assert decided.keys() >= MISCONFIGURED_STATES | FULL_STATES | UNAVAILABLE_STATES
