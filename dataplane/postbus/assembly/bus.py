@@ -1,7 +1,7 @@
 """Assembles and runs one bus: store, partitions, catalog; `listeners` opens its ports.
 
-The command line and tests start it and stop it. It contains all wiring and nothing else: no package
-imports this module, and it makes no decisions about messages.
+The command line and tests start and stop it. It contains wiring only: it makes no decisions about
+messages.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ class Bus:
         Raises `BusError` and `SettingsError`, as at a start; changes before an error stay.
         """
         refuse_public_keys(self._settings.host, definition)
-        of_now = self._definition
-        if definition.name != of_now.name:
-            raise BusError(f"these are manifests of {definition.name}, this bus is {of_now.name}")
-        if definition.properties.sku.name is not of_now.properties.sku.name:
+        current = self._definition
+        if definition.name != current.name:
+            raise BusError(f"these are manifests of {definition.name}, this bus is {current.name}")
+        if definition.properties.sku.name is not current.properties.sku.name:
             raise BusError("the tier of a bus cannot be changed")
         if definition.properties.limits.partition_count != self._partition_count:
             raise BusError("the number of partitions of a bus cannot be changed")

@@ -57,7 +57,7 @@ class Defining:
         catalog: Catalog,
         audit: Audit,
     ) -> None:
-        """`declared` returns the current manifests when they are applied."""
+        """`declared` has the current manifests when they are applied."""
         self._declared = declared
         self._administration = administration
         self._catalog = catalog
@@ -69,7 +69,7 @@ class Defining:
         """Apply manifests now if this broker owns partition 0; otherwise log its owner and postpone
         them.
 
-        Raises `DirectoryRefusal`; manifests that waited before continue to wait then.
+        Raises `DirectoryRefusal`; manifests that were postponed before stay so.
         """
         async with self._turn:
             try:

@@ -24,8 +24,8 @@ from postbus.store.stores import Stores
 logger = logging.getLogger(__name__)
 
 LOADING_S: Final = 10.0
-"""Time that a start waits for partitions; earlier clients wait themselves. Twice the silence after
-which another broker's partition may be taken over."""
+"""Time that a start waits for partitions; commands wait for those that load longer. Twice the
+silence after which another broker's partition may be taken over."""
 
 
 async def load_partitions(
@@ -35,7 +35,9 @@ async def load_partitions(
     tasks: asyncio.TaskGroup,
     limit_s: float = LOADING_S,
 ) -> list[asyncio.Task[None]]:
-    """Return when those of databases that answer were tried, after `limit_s` at most.
+    """Claim the partitions with entities; return when each was tried once, or after `limit_s`.
+
+    A database that does not answer is not waited for.
 
     `homes`: partitions that are known to hold entities. The others are checked; the returned tasks
     continue until all are known, and are to be cancelled when the bus stops.
@@ -66,7 +68,7 @@ async def _load(store: Store, hosts: Sequence[Host], homes: set[int]) -> None:
 
 
 async def _holds_anything(store: Store, partition_id: int) -> bool:
-    """Return whether a partition holds entities; ask until the store answers."""
+    """Return whether a partition has entities; retry until the store answers."""
     backoff = Backoff()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The pure state machine of one partition: `apply(command, now)` returns what must become true.
+"""The pure state machine of one partition: `apply(command, now)` returns what must become durable.
 
 Owns the partition's entities, locks, receivers and numbers; the host calls it and does what its
 outcomes say. It knows no clock, no I/O and no log, and it is deterministic: the same commands at
@@ -109,7 +109,7 @@ class PartitionState:
         limits: NamespaceLimits,
         traffic: dict[int, Traffic] | None = None,
     ) -> None:
-        """`traffic` is counted into; the caller keeps it for the next life of the partition."""
+        """`traffic`: counters to add to; the caller keeps them for the next load."""
         self.partition_id = partition_id
         self.catalog_version = loaded.catalog_version
         self._context = PartitionContext(
@@ -151,7 +151,7 @@ class PartitionState:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When the next Tick is due; None when nothing waits for time."""
+        """Time of the next Tick, None when nothing waits for time."""
         return self._context.next_deadline_ms
 
     def mark_committed(self, applied_ms: int) -> None:
@@ -179,7 +179,7 @@ class PartitionState:
         )
 
     def locked_count(self, entity_no: int) -> int:
-        """Return how many active messages of an entity are locked."""
+        """Return the number of locked active messages of an entity."""
         entity = self.entities.get(entity_no)
         return 0 if entity is None else entity.active.locked_count
 
@@ -418,13 +418,13 @@ class PartitionState:
         return DONE
 
     def _first_sequence(self, *, is_partitioned: bool) -> int:
-        """Return the first number of an entity: a partitioned one's says the partition (ADR 15)."""
+        """Return the first number of an entity, which may contain the partition (ADR 15)."""
         return (self.partition_id << NUMBER_BITS) + 1 if is_partitioned else 1
 
     def _add_entity(
         self, stored: PutEntity | LoadedEntity, next_sequence: int, size_bytes: int
     ) -> QueueState:
-        """Make an entity; a subscription's topic is there already."""
+        """Create an entity; the topic of a subscription must exist."""
         limits, is_partitioned = self._context.limits, stored.is_partitioned
         share = limits.partition_count if is_partitioned else 1
         share //= limits.size_factor(is_partitioned=is_partitioned)
@@ -500,7 +500,7 @@ class PartitionState:
     # --- stop and start ---------------------------------------------------------------------------
 
     def _quiesce(self) -> None:
-        """Journal every attempt the tables do not know, sizes and last uses (ADR 19, ADR 37)."""
+        """Record sizes, last uses and attempts that are not in the tables (ADR 19, ADR 37)."""
         mutations = self._context.outcome.mutations
         row_keys: list[int] = []
         attempts: list[int] = []
@@ -517,7 +517,7 @@ class PartitionState:
                 mutations.append(RecordUse(entity.entity_no, entity.accessed_ms))
 
     def _load_seen(self, loaded: LoadedPartition) -> None:
-        """Give each entity the ids it has seen, in order of time."""
+        """Load the ids for duplicate detection into their entities, in order of time."""
         rows: dict[int, list[RecordIds]] = {}
         for row in loaded.seen:
             rows.setdefault(row.entity_no, []).append(row)

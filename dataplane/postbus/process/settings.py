@@ -45,9 +45,9 @@ class Settings(BaseSettings):
     it at a time. Default: `.postbus` below the current folder, so that each project has its own."""
 
     stores: SecretStr | None = None
-    """Address of Postgres, `postgresql://user:password@host/database`; of several databases, with
-    spaces between them, for life in this order. Direct connections: a transaction pooler would
-    break the ownership of partitions. Default: none, `serve` needs it."""
+    """Address of Postgres, `postgresql://user:password@host/database`. Several are separated by
+    spaces, and their order must never change. Direct connections: a transaction pooler would break
+    the ownership of partitions. Default: none, `serve` needs it."""
 
     stores_file: Path | None = None
     """File with these addresses instead of `stores`, one a line; `#` begins a comment. It is read
@@ -55,13 +55,13 @@ class Settings(BaseSettings):
     none."""
 
     broker_name: str = Field("broker-0", min_length=1, max_length=63)
-    """Name of this broker, unique among those of a namespace. One of the same name takes
-    partitions over at once from a process that has ended on this machine, else after 3 seconds of
-    silence; one of another name after 5. Only the owner of partition 0 changes definitions.
-    Default: broker-0."""
+    """Name of this broker, unique in its namespace. A process with the same name takes partitions
+    over at once from one that has ended on this machine, otherwise after 3 seconds of silence, a
+    process with another name after 5. Only the owner of partition 0 changes definitions. Default:
+    broker-0."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Default: loopback only; `0.0.0.0` is everybody on IPv4."""
+    """Address to listen on. Default: loopback only; `0.0.0.0` is every IPv4 interface."""
 
     port: int = Field(5672, ge=0, le=65_535)
     """Port without TLS, which the SDKs use with `UseDevelopmentEmulator=true`: AMQP, and HTTP as on
@@ -69,7 +69,7 @@ class Settings(BaseSettings):
 
     is_plain_enabled: bool | None = None
     """Whether to listen without TLS. Default: only when `host` is loopback, since keys would cross
-    the network in clear."""
+    the network in clear text."""
 
     tls_port: int = Field(5671, ge=0, le=65_535)
     """Port of TLS: AMQP, and HTTP as on `http_port`. 0 takes any free port. Default: 5671, the
@@ -87,22 +87,22 @@ class Settings(BaseSettings):
 
     sealing_key_file: Path | None = None
     """Key that seals the SAS keys in the store: base64 of 32 random bytes, as from `openssl rand
-    -base64 32`. Keep it with the backups: without it rules made at run time cannot be read.
-    Default: one that is made in `data`."""
+    -base64 32`. Keep it with the backups: without it the keys of rules created at run time
+    cannot be read. Default: one that is generated in `data`."""
 
     tls_names: str = ""
-    """Further host names and addresses the bus is reached by, separated by commas: in the generated
-    certificate, good in tokens for a bare host, and taken in requests on loopback. Default: none;
-    `localhost`, the machine's name and loopback addresses always count."""
+    """Additional host names and addresses of the bus, separated by commas: named by the generated
+    certificate, valid in tokens for a bare host, and accepted in requests on loopback. Default:
+    none; `localhost`, the machine's name and loopback addresses are always names of the bus."""
 
     http_port: int = Field(5300, ge=0, le=65_535)
     """Port of HTTP: administration, messages, `/health`, AMQP over WebSocket. The first byte tells
-    TLS from plain; plain only where `port` is open too. 0 takes any free port. Default: 5300, the
-    one of the official emulator."""
+    TLS from plain; plain only if `port` is open, too. 0 takes any free port. Default: 5300, as in
+    the official emulator."""
 
     metrics_port: int = Field(9464, ge=0, le=65_535)
-    """Port of `/metrics`, `/healthz` and `/readyz`. 0 takes any free port. Default: 9464, the one
-    of OpenTelemetry's Prometheus exporter."""
+    """Port of `/metrics`, `/healthz` and `/readyz`. 0 takes any free port. Default: 9464, as in
+    OpenTelemetry's Prometheus exporter."""
 
     metrics_host: str = "127.0.0.1"
     """Address of that port. Default: loopback; metrics name queues and need no key."""
@@ -111,30 +111,30 @@ class Settings(BaseSettings):
     """Whether to serve metrics and health. Default: yes."""
 
     is_tracing_enabled: bool = False
-    """Whether spans of traced messages are sent to OpenTelemetry; needs the extra `tracing`. Where
-    to is said by its own variables such as OTEL_EXPORTER_OTLP_ENDPOINT. Default: no."""
+    """Whether spans of traced messages are sent to OpenTelemetry; needs the extra `tracing`. The
+    target is in its own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT. Default: no."""
 
     control_port: int = Field(9465, ge=0, le=65_535)
     """Port of the control API, which the command line, CI and the operator use. 0 takes any free
     port. Default: 9465, beside the metrics."""
 
     control_host: str = "127.0.0.1"
-    """Address of that port. Default: loopback; elsewhere it needs TLS."""
+    """Address of that port. Default: loopback; any other address needs TLS."""
 
     is_control_enabled: bool = True
     """Whether to serve the control API. Default: yes."""
 
     is_control_tls_enabled: bool | None = None
     """Whether the control API is served with TLS, with the certificate of `tls_certificate_file`.
-    Default: only when `control_host` is not loopback, or callers show certificates."""
+    Default: only when `control_host` is not loopback, or if callers may present certificates."""
 
     control_token_file: Path | None = None
-    """Tokens that let callers use the control API, one a line, of at least 20 characters. The file
-    is read again when it changes. Default: one that is made in `data`."""
+    """File of tokens for callers of the control API, one per line, of at least 20 characters. It is
+    read again when it changes. Default: one that is generated in `data`."""
 
     control_client_ca_file: Path | None = None
-    """Authority in PEM form whose client certificates let callers use the control API too.
-    Default: none, only tokens count."""
+    """CA certificate, PEM, whose client certificates authenticate callers of the control API, too.
+    Default: none, tokens only."""
 
     window_bytes: int = Field(256 * 1024 * 1024, ge=1024 * 1024)
     """Memory for messages that are ready to be delivered, in bytes, shared by all partitions. What
@@ -145,14 +145,14 @@ class Settings(BaseSettings):
     `synchronous_commit` off) and to run the embedded one that way. Default: no."""
 
     grace_s: float = Field(10.0, ge=0, le=3_600)
-    """Seconds a stop may take until connections are cut. Accepted messages are safe in any case.
-    Default: 10."""
+    """Seconds that a stop waits for clients before it closes their connections. Accepted messages
+    are safe in any case. Default: 10."""
 
     log_format: Literal["human", "json"] = "human"
-    """Form of log lines on standard error. Default: human; containers want json."""
+    """Format of log lines on standard error. Default: human; use json in containers."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level of log lines that are written. Default: info. Debug logs every frame."""
+    """Minimum level of log lines. Default: info. Debug logs every frame."""
 
     @property
     def store_dsns(self) -> list[str]:
@@ -179,12 +179,12 @@ class Settings(BaseSettings):
 
     @property
     def listens_plain(self) -> bool:
-        """Whether to listen without TLS, given all settings."""
+        """Whether to listen without TLS, with the default of `is_plain_enabled`."""
         return is_loopback(self.host) if self.is_plain_enabled is None else self.is_plain_enabled
 
     @property
     def is_control_tls(self) -> bool:
-        """Whether the control API uses TLS, given all settings."""
+        """Whether the control API uses TLS, with the default of `is_control_tls_enabled`."""
         if self.is_control_tls_enabled is not None:
             return self.is_control_tls_enabled
         return not is_loopback(self.control_host) or self.control_client_ca_file is not None
@@ -208,7 +208,7 @@ class Settings(BaseSettings):
         if self.is_control_enabled and not self.is_control_tls:
             if not is_loopback(self.control_host):
                 raise SettingsError(
-                    f"control_host is {self.control_host}: tokens would cross the network in clear,"
+                    f"control_host is {self.control_host}: tokens would be sent in clear text,"
                     " so is_control_tls_enabled must not be false"
                 )
             if self.control_client_ca_file is not None:
@@ -234,12 +234,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def load_settings(**said: Any) -> Settings:
+def load_settings(**options: Any) -> Settings:
     """Return the settings of the environment, overridden by arguments that are not None.
 
     Raises `SettingsError` with one line for each mistake, named as the user wrote it.
     """
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if any(_has_password(dsn) for dsn in str(given.get("stores", "")).split()):
         raise SettingsError(
             "--stores: other users of this machine can see a password on the command line: set"
@@ -275,9 +275,9 @@ def default_ssl_mode() -> str:
 
 
 def unknown_variables(names: Iterable[str] | None = None) -> list[str]:
-    """Return a remark for each variable of the environment that looks like an unknown setting.
+    """Return a warning for each variable of the environment that looks like a misspelt setting.
 
-    Only a remark: Kubernetes sets `POSTBUS_SERVICE_HOST` and the like for a service `postbus`.
+    They are no errors: Kubernetes sets `POSTBUS_SERVICE_HOST` and others for a service `postbus`.
     """
     names = os.environ if names is None else names
     known = [PREFIX + name.upper() for name in Settings.model_fields]

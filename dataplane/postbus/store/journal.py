@@ -59,10 +59,10 @@ OnFailed: TypeAlias = Callable[[list[tuple[Outcome, P, Refusal]], Exception], No
 
 QUEUED_BYTES: Final = 32 << 20
 QUEUED_ROWS: Final = 50_000
-"""Above either the journal is congested: about half a second of work at full speed."""
+"""The journal is congested above either limit: about half a second of work at full speed."""
 ANSWER_S: Final = 5.0
 """Time after which a commit without an answer counts as unknown (ADR 2)."""
-WATCH_S: Final = 0.5
+WATCH_S: Final = 0.5  # interval of checks for late commits and closed connections
 SECOND_WRITER_S: Final = 5.0
 """Pause before a second writer that could not be opened is tried again. Our choice."""
 ALONE_S: Final = 10.0
@@ -576,7 +576,7 @@ class Journal(Generic[P]):
         self._loop.call_soon(self._kick)  # when this task is done
 
     async def _aside(self, trouble: str, work: Coroutine[object, object, None]) -> None:
-        """Run upkeep beside the regular one, which repeats it after an error."""
+        """Run upkeep at once; the periodic upkeep repeats it after an error."""
         try:
             await work
         except StoreError as error:
@@ -590,7 +590,7 @@ class Journal(Generic[P]):
         return task
 
     async def _wait_for_runners(self) -> None:
-        """Wait for the commits of both writers; a dead journal starts no other one."""
+        """Wait for the commits of both writers; a dead journal starts no more."""
         runners = [runner.task for runner in self._runners if runner.task is not None]
         for task in self._tasks.difference(runners):
             task.cancel()

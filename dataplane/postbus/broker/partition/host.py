@@ -127,7 +127,7 @@ class Host:
     # --- for the router -------------------------------------------------------------------------
 
     def submit(self, command: Expects[R], on_reply: OnReply[R] | None = None) -> None:
-        """Apply a command now, or hold it until the partition is loaded."""
+        """Apply a command now, or when the partition is loaded."""
         if self._state is not None:
             self._apply(command, on_reply, None)
         elif self.status is HostStatus.CLOSED:
@@ -162,7 +162,7 @@ class Host:
         self._shipper = shipper
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run a task beside the host; an exception ends the bus."""
+        """Run a task in the task group of the bus; an exception ends the bus."""
         return self._tasks.create_task(work)
 
     async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
@@ -222,7 +222,7 @@ class Host:
         return deadline_ms is not None and deadline_ms <= self.clock()
 
     def interrupt(self, duration_s: float) -> None:
-        """Fail as if the store were unreachable for a duration: a fault for tests."""
+        """Simulate an unreachable store for a duration: a fault for tests."""
         self._recovery.interrupt(duration_s)
         error = StoreUnavailable(INTERRUPTED)
         if self._journal is not None:
@@ -406,7 +406,7 @@ class Host:
             self.submit(each, on_its_reply)
 
     async def _fetch(self, effect: Fetch) -> None:
-        """Page messages in; retried until it succeeds, since the sub-queue waits for it."""
+        """Read messages into memory; retry without limit, as the sub-queue waits for them."""
         backoff = Backoff()
         journal = self._journal
         while journal is not None and journal is self._journal:
@@ -555,7 +555,7 @@ class Host:
         self._apply(Tick(), None, None)
 
     def _not_loaded(self, error: Exception) -> None:
-        """Log why, and answer waiting commands that they were not applied."""
+        """Log the reason, and refuse waiting commands as not applied."""
         self.ownership.failed(error)
         self._load_trouble = self._troubles.text(error)
         if isinstance(error, Fenced):
@@ -568,7 +568,7 @@ class Host:
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait, or until the host must stop; return whether to continue."""
+        """Wait for a time, or until the host must stop; return whether to continue."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stop_asked.wait()
@@ -577,7 +577,7 @@ class Host:
         return False
 
     def _refuse_waiting(self, reply: Refused) -> None:
-        """Answer waiting commands; consumers stay, since nobody would repeat them."""
+        """Refuse waiting commands, except those of consumers, which no client would repeat."""
         for command, on_reply in self._take_waiting():
             if isinstance(command, AddConsumer | SetDemand) and not self._stopping:
                 self._waiting.add((command, on_reply))

@@ -1,8 +1,8 @@
 """Endpoint of a client's receiver link: credit to demand, deliveries to transfers, outcomes to
 `Settle`.
 
-Holds no state machine: credit belongs to the engine, demand and drain to `demand_window`, locks and
-order to the entity. Receivers of sessions are in `session_links.py`.
+It has no state machine of its own: `amqp` keeps the credit, `demand_window` demand and drain, the
+entity locks and order. Receivers of sessions are in `session_links.py`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ class ReceiverContext(TransactionContext, PacedContext, Protocol):
 class ReceiverEndpoint:
     """Hands messages of one queue or sub-queue to a client; a delivery sink of the router.
 
-    The entity delivers while it works, so nothing is submitted from there: `pump` runs once before
-    the next write and brings the entity's demand in line with the link's credit.
+    The entity calls `deliver` while it applies a command, so nothing is submitted from there:
+    `pump` runs once before the next write and brings the entity's demand in line with the link's
+    credit.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class ReceiverEndpoint:
     # --- transactions ---------------------------------------------------------------------------
 
     def _enlist(self, event: DeliveriesUpdated, state: TransactionalState) -> None:
-        """Add a settlement to its transaction if its locks are valid."""
+        """Add a settlement to its transaction if the locks are valid."""
         ids = event.delivery_ids
         transactions = self.connection.transactions
         transaction = transactions.find(state.transaction_id)
@@ -327,7 +328,7 @@ class ReceiverEndpoint:
         )
 
     def _begin(self) -> int:
-        """Become a new consumer and return its number: deliveries come here, its demand is 0."""
+        """Register a new consumer for deliveries, with a demand of zero; return its number."""
         router = self.connection.router
         self._consumer_id = router.new_consumer_id()
         self._window.restart(self._consumer_id)

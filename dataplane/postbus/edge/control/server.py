@@ -1,9 +1,9 @@
-"""Server of the control API: listens, authorizes, reads requests by the table, writes answers.
+"""Server of the control API: listens, authorizes, reads requests by the routes, writes answers.
 
 JSON over HTTP for the operator, for CI and for the command line. Callers present a token or a
-certificate. Browsers on the same machine are kept out as well: on loopback the `Host` header must
-name loopback (DNS rebinding), and bodies must be declared as JSON, which a page of another origin
-may not do without a preflight request (CSRF). Errors are problems (RFC 9457) whose text says what
+certificate. Requests of web pages are refused, too: on loopback the `Host` header must name
+loopback (DNS rebinding), and bodies must be declared as JSON, which a page of another origin may
+not do without a preflight request (CSRF). Errors are problems (RFC 9457) whose text says what
 to do.
 """
 
@@ -273,10 +273,10 @@ def _read_condition(request: web.Request) -> Precondition:
 
 def _epoch(request: web.Request) -> int | None:
     """Return the epoch of a caller, None without one."""
-    said = request.headers.getall(EPOCH_HEADER, [])
-    if not said:
+    values = request.headers.getall(EPOCH_HEADER, [])
+    if not values:
         return None
-    epoch = int(said[0]) if len(said) == 1 and NUMBER.fullmatch(said[0]) else -1
+    epoch = int(values[0]) if len(values) == 1 and NUMBER.fullmatch(values[0]) else -1
     if not 0 <= epoch <= MAX_EPOCH:
         raise ControlRefused(
             400, f"{EPOCH_HEADER}: must be a number between 0 and {MAX_EPOCH}", ProblemType.INVALID
@@ -285,7 +285,7 @@ def _epoch(request: web.Request) -> int | None:
 
 
 def _is_loopback(authority: str) -> bool:
-    """Return whether a `Host` header names this machine by a name that DNS cannot assign."""
+    """Return whether a `Host` header is `localhost` or a loopback address: no name in DNS."""
     try:
         host = urlsplit(f"//{authority}").hostname or ""
         return host == "localhost" or ip_address(host).is_loopback

@@ -1,9 +1,9 @@
 """One sub-queue: the order of its messages, its receivers, and deliveries to them.
 
-Messages lie, in key order, in four places: `returned` (had a lock before), `ready` (loaded),
-`backlog` (keys only) and `tail` (loaded, newer than the backlog). Locked and deferred ones are in
-none of them. Every key of one place is lower than every key of the next, therefore the lowest
-available message is always found at a front.
+Available messages are in four collections, ordered by key: `returned` (had a lock before), `ready`
+(loaded), `backlog` (keys only) and `tail` (loaded, newer than the backlog). Every key of one is
+lower than every key of the next, therefore the lowest available message is at the front of the
+first that is not empty. Locked and deferred messages are in none of them.
 
 `locks`, `paging` and `expiry` are methods of this class in modules of their own: they and this one
 import each other's types, and none is understood without the others.
@@ -73,7 +73,7 @@ class Consumer:
         self.is_waiting = False
 
     def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
-        """Take messages for good."""
+        """Receive and delete messages."""
         return locks.receive_and_delete(sub, batch)
 
 
@@ -125,7 +125,7 @@ class SubQueueState:
         context.sub_queues[self] = None
 
     def _make_empty(self, entity: EntityState, kind: SubQueue, context: ApplyContext) -> None:
-        """Set what each session of a session entity has for itself as well."""
+        """Initialize the fields that each session of an entity has, too."""
         self.entity = entity
         self.kind = kind
         self.context = context
@@ -148,7 +148,7 @@ class SubQueueState:
         self.hinted: dict[int, Consumer] | None = None
 
     def take_over(self, row_keys: array[int], deferred: dict[int, int]) -> None:
-        """Take over the rows of an earlier life; `deferred` maps row key to number."""
+        """Load the rows of the sub-queue; `deferred` maps row key to number."""
         self.ledger.restore(len(row_keys))
         if deferred:
             row_keys = array("q", (key for key in row_keys if key not in deferred))
@@ -266,7 +266,7 @@ class SubQueueState:
     def append_key(
         self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
     ) -> None:
-        """Take a message that was moved here; its row is read when a receiver wants it.
+        """Append a message that was moved here; its row is read when a receiver needs it.
 
         `grown_bytes`: what it adds to the size of the entity. `session_id` must be given where
         messages are divided by session.
@@ -445,7 +445,7 @@ class SubQueueState:
             batch += [take() for _ in range(count)]
         return batch
 
-    # --- called back ---------------------------------------------------------------------------
+    # --- callbacks ------------------------------------------------------------------------------
 
     def expire_locks(self) -> None:
         locks.expire(self)
@@ -460,7 +460,7 @@ class SubQueueState:
         """Release what was opened to search for messages."""
 
     def make_room(self, wanted_bytes: int) -> None:
-        """Unload messages without a waiting receiver, unless there is enough room."""
+        """Unload messages if no receiver waits and the window lacks room."""
         if (
             not self.waiting
             and (self.ready or self.tail)
@@ -470,20 +470,20 @@ class SubQueueState:
             paging.evict_ready(self)
 
     def ask(self) -> None:
-        """Have the host read the rows wanted next; `fetch_keys` is set until they come."""
+        """Request the rows needed next from the host; `fetch_keys` is set until they arrive."""
         row_keys = paging.keys_wanted(self, paging.readable(self.entity, paging.FETCH_KEYS))
         if row_keys:
             self.fetch_keys = row_keys
             self.context.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))
 
     def promote_tail(self) -> None:
-        """Make the newest loaded messages ready when nothing lies before them."""
+        """Move `tail` to `ready` when the backlog is empty."""
         if self.tail and self.backlog_head == len(self.backlog):
             self.ready += self.tail
             self.tail.clear()
 
     def clear(self) -> None:
-        """Drop all memory: the entity is dropped."""
+        """Release all memory of a dropped entity."""
         loaded = [message for _, message in self.returned]
         loaded += [*self.ready, *self.tail, *self.locks.values(), *self.doomed.values()]
         for message in loaded:
@@ -518,7 +518,7 @@ class SubQueueState:
     # --- leaving ----------------------------------------------------------------------------------
 
     def remove(self, message: QueuedMessage, how: Settling) -> None:
-        """Settle a message that is in no place of the order any more."""
+        """Settle a message that is in none of the collections any more."""
         self.settle_row(message.row_key, message.enqueued_ms, how)
         self.ledger.leave(message)
 
@@ -527,7 +527,7 @@ class SubQueueState:
     ) -> None:
         """Delete a row, or keep it where the entity has a history (ADR 18).
 
-        `is_stored`: it was read, and so the commit that made it is over.
+        `is_stored`: it was read from the store, so its insert is committed.
         """
         context = self.context
         if self.entity.keeps_settled:
@@ -540,6 +540,6 @@ class SubQueueState:
 
 
 def _held_bytes(envelopes: list[Envelope]) -> int:
-    """Return the bytes of bodies that are loaded for another sub-queue already."""
+    """Return the bytes of bodies that another sub-queue has already loaded."""
     bodies = (envelope.shared for envelope in envelopes)
     return sum(body.size_bytes for body in bodies if body is not None and body.holders)
