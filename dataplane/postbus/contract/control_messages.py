@@ -165,19 +165,18 @@ class RefusedMessage(ResponseBody):
 
 
 class ExaminedMessages(ResponseBody):
-    """Progress of a call through messages by sequence number. Continue from `next_number`.
+    """Progress of a call through messages by sequence number."""
 
-    `failed`: number of messages for which the filter could not be evaluated. `away`: partitions
-    that did not answer; their messages are missing. `absent`: properties in the filter that no
-    examined message has.
-    """
-
-    next_number: int
-    is_end: bool
-    looked_at: int
-    failed: int
-    away: list[int]
-    absent: list[str]
+    next_number: int = Field(description="Sequence number to continue from.")
+    is_end: bool = Field(description="True if no messages are left from there on.")
+    looked_at: int = Field(description="Number of examined messages, selected or not.")
+    failed: int = Field(
+        description="Number of examined messages for which the filter could not be evaluated."
+    )
+    away: list[int] = Field(
+        description="Partitions that did not answer; their messages are missing."
+    )
+    absent: list[str] = Field(description="Properties in the filter that no examined message has.")
 
 
 class MessagePage(ExaminedMessages):
