@@ -67,10 +67,10 @@ def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
         env=environment(),
     )
     assert process.stdout is not None
-    said = ""
+    printed = ""
     try:
         for line in process.stdout:
-            said += line
+            printed += line
             if line.startswith("ready"):
                 break
         patterns = (
@@ -81,8 +81,8 @@ def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
             r"(?<=^http) +http://\S+",
             r"^/\S+ca\.pem$",
         )
-        found = [re.search(pattern, said, re.MULTILINE) for pattern in patterns]
-        assert all(found), said
+        found = [re.search(pattern, printed, re.MULTILINE) for pattern in patterns]
+        assert all(found), printed
         texts = [each[0].strip() for each in found if each]
         yield DevBus(*texts, pid=process.pid)
         process.terminate()

@@ -347,10 +347,12 @@ def test_fast_tests_need_no_postgres(request: pytest.FixtureRequest) -> None:
 
 
 def test_check_runs_the_commands_of_the_contributing_guide() -> None:
-    told = re.findall(r"\| `make check` \(`(tests/\w+)\.py`\) \|", read(ROOT / "CONTRIBUTING.md"))
+    modules = re.findall(
+        r"\| `make check` \(`(tests/\w+)\.py`\) \|", read(ROOT / "CONTRIBUTING.md")
+    )
     recipe = read(ROOT / "Makefile").partition("\ncheck:")[2].partition(".PHONY")[0]
-    assert told
-    assert [each for each in told if f"-m {each.replace('/', '.')}\n" not in recipe] == []
+    assert modules
+    assert [each for each in modules if f"-m {each.replace('/', '.')}\n" not in recipe] == []
 
 
 def test_ci_entry_point_is_executable() -> None:

@@ -129,10 +129,10 @@ class Pair:
         for piece in self._cuts(data):
             rest = piece
             while rest:
-                room = self.transport.capacity()
-                assert room > 0, self.transport.condition
-                self.transport.push(rest[:room])
-                rest = rest[room:]
+                free_bytes = self.transport.capacity()
+                assert free_bytes > 0, self.transport.condition
+                self.transport.push(rest[:free_bytes])
+                rest = rest[free_bytes:]
         return bool(data)
 
     # --- ready-made -----------------------------------------------------------------------------

@@ -147,13 +147,13 @@ def test_oversize_delivery_is_dropped_and_reported() -> None:
 
 
 @pytest.mark.behaviour("S24")
-@pytest.mark.parametrize("said", [(True,), (True, False), (False, True)])
+@pytest.mark.parametrize("settled_flags", [(True,), (True, False), (False, True)])
 def test_oversize_delivery_is_settled_when_one_of_its_transfers_is(
-    said: tuple[bool, ...],
+    settled_flags: tuple[bool, ...],
 ) -> None:
     client = ready(size=10)
-    for part, is_settled in enumerate(said, 1):
-        client.transfer(0, b"x" * 11, is_settled=is_settled, more=part < len(said))
+    for part, is_settled in enumerate(settled_flags, 1):
+        client.transfer(0, b"x" * 11, is_settled=is_settled, more=part < len(settled_flags))
     (event,) = client.events
     assert isinstance(event, OversizeReceived)
     assert event.is_settled

@@ -85,7 +85,7 @@ def run_bus(folder: Path) -> RunBus:
         sku: Sku = Sku.STANDARD,
         on_step: Callable[[Bus, str], None] = lambda _bus, _step: None,
         loading_s: float = LOADING_S,
-        **said: object,
+        **values: object,
     ) -> AsyncIterator[Bus]:
         ports = {
             "port": 0,
@@ -95,7 +95,7 @@ def run_bus(folder: Path) -> RunBus:
             "control_port": 0,
             "grace_s": 1.0,
         }
-        settings = Settings.model_validate({**ports, **said})
+        settings = Settings.model_validate({**ports, **values})
         with DataDirectory(folder / "bus") as data:
             is_embedded = settings.stores is None
             properties = NamespaceProperties(sku=SkuProperties(name=sku))
@@ -388,8 +388,8 @@ def value_of(text: str, name: str, **labels: str) -> float:
     """Return one number of a scrape, summed over labels that are not given."""
     values = [
         float(value)
-        for said, value in re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
-        if all(f'{label}="{text}"' in said for label, text in labels.items())
+        for found_labels, value in re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
+        if all(f'{label}="{text}"' in found_labels for label, text in labels.items())
     ]
     assert values, name
     return sum(values)
@@ -454,8 +454,8 @@ async def test_metrics_follow_connections(run_bus: RunBus) -> None:
         assert value_of(text, "postbus_connections_failed_total") == 1
         assert value_of(text, "postbus_authentication_failures_total") == 1
         assert value_of(text, "postbus_connections_accepted_total", protocol="amqp") == 1
-        asked = {"api": "runtime", "status": "401"}
-        assert value_of(text, "postbus_http_requests_total", **asked) == 1
+        requested = {"api": "runtime", "status": "401"}
+        assert value_of(text, "postbus_http_requests_total", **requested) == 1
         assert bus._listeners is not None
         assert bus._listeners._front is not None
         assert bus._listeners._front._max_connections == 1_000

@@ -58,12 +58,12 @@ class Process(Broker):
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.is_ready or self.process.poll() is not None)
-        assert self.process.poll() is None, self.said()
+        assert self.process.poll() is None, self.output()
 
     def ends_with(self) -> int:
         return self.process.wait(LIMIT_S)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return all of its log, including lines that are not JSON."""
         return self._log.read_text(errors="replace")
 
@@ -125,12 +125,12 @@ def test_a_second_process_waits_logs_the_owner_and_takes_over(
     )
     assert re.search(rf"and not by this one: owned by broker-0, {first.life}", why["why"])
     assert first.is_ready
-    wait_until(lambda: "; Ctrl-C" in second.said())
-    (standing,) = [line for line in second.said().splitlines() if "Ctrl-C" in line]
+    wait_until(lambda: "; Ctrl-C" in second.output())
+    (standing,) = [line for line in second.output().splitlines() if "Ctrl-C" in line]
     assert re.match(rf"standby, the bus is owned by broker-0, {first.life} in epoch 1;", standing)
     first.stop()
     second.wait_ready()
-    wait_until(lambda: "\nready; Ctrl-C" in second.said())
+    wait_until(lambda: "\nready; Ctrl-C" in second.output())
 
 
 def test_a_resumed_process_claims_no_partition_and_logs_the_owner(
@@ -176,8 +176,8 @@ def test_take_over_requests_the_end_of_the_first_and_loses_no_message(
     (line,) = first.lines("asked to end")
     host = socket.gethostname()
     assert line["by"] == f"broker-0, process {second.process.pid} on host {host}"
-    assert "postbus: stopped because" in first.said()
-    assert line["by"] in first.said().splitlines()[-1]
+    assert "postbus: stopped because" in first.output()
+    assert line["by"] in first.output().splitlines()[-1]
     second.wait_ready()
     with (
         ServiceBusClient.from_connection_string(second.connection_string) as client,
@@ -226,7 +226,7 @@ def test_no_wait_ends_at_once_while_another_lives(start: Callable[..., Process])
     first.wait_ready()
     second = start("second", "--no-wait")
     assert second.ends_with() == STORE
-    text = second.said().splitlines()[-1]
+    text = second.output().splitlines()[-1]
     assert re.search(rf"postbus: broker-0, {first.life} is using this store", text), text
     first.kill()  # the rest of a killed process does not count as a living broker
     second.start("--no-wait")
@@ -241,7 +241,7 @@ def test_the_process_of_another_bus_is_left_alone(
     first.wait_ready()
     other = start("other", option, manifest=MANIFEST.replace("faults", "other-bus"))
     assert other.ends_with() == STORE
-    assert "belongs to the bus faults" in other.said()
+    assert "belongs to the bus faults" in other.output()
     assert first.lines("asked to end") == []
     assert first.is_ready
 
@@ -252,6 +252,6 @@ def test_a_store_that_does_not_answer_is_reported_at_once(tmp_path: Path) -> Non
     alone.start("--no-wait")
     try:
         assert alone.ends_with() == STORE
-        assert "cannot be reached" in alone.said()
+        assert "cannot be reached" in alone.output()
     finally:
         alone.kill()

@@ -235,7 +235,7 @@ def _option(name: str) -> str:
 
 
 def status_of(url: str) -> tuple[int, str] | None:
-    """Return status and text, None while nobody listens."""
+    """Return status and text, None without a listener."""
     try:
         with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
             return answer.status, answer.read().decode()
@@ -252,14 +252,14 @@ async def test_serve_reports_that_it_waits_and_ends_in_order(folder: Path) -> No
         manager.bind(address)
         manager.settimeout(LIMIT_S)
         with serving(folder, POSTBUS_STORES=NOWHERE, NOTIFY_SOCKET=address) as (process, url):
-            said: list[str] = []
-            while sum("STATUS=waiting" in each for each in said) < 3:
-                said.append(await asyncio.to_thread(lambda: manager.recv(4_096).decode()))
+            notices: list[str] = []
+            while sum("STATUS=waiting" in each for each in notices) < 3:
+                notices.append(await asyncio.to_thread(lambda: manager.recv(4_096).decode()))
             at = (
                 r"the store at 127\.0\.0\.1:1 is unavailable \(since \S+Z\): ConnectionRefusedError"
             )
-            assert re.search(f"STATUS=waiting for the store: {at}", said[-1] + said[-2])
-            assert "EXTEND_TIMEOUT_USEC=120000000" in said
+            assert re.search(f"STATUS=waiting for the store: {at}", notices[-1] + notices[-2])
+            assert "EXTEND_TIMEOUT_USEC=120000000" in notices
             health = await asyncio.to_thread(status_of, f"{url}/healthz")
             assert health == (200, "ok\n")
             ready = await asyncio.to_thread(status_of, f"{url}/readyz")
@@ -272,12 +272,12 @@ async def test_serve_reports_that_it_waits_and_ends_in_order(folder: Path) -> No
             manager.setblocking(False)
             while True:
                 try:
-                    said.append(manager.recv(4_096).decode())
+                    notices.append(manager.recv(4_096).decode())
                 except BlockingIOError:
                     break
-    assert "STOPPING=1" in said
-    assert not [each for each in said if "READY=1" in each]
-    assert "hidden" not in out + logged + "".join(said)
+    assert "STOPPING=1" in notices
+    assert not [each for each in notices if "READY=1" in each]
+    assert "hidden" not in out + logged + "".join(notices)
     assert logged.count("the store fails") == 1
     assert logged.count("waiting for the store") == 1
 

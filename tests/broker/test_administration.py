@@ -187,8 +187,8 @@ async def test_pages_are_in_order_of_name(store: Store) -> None:
             for name in ("two", "One"):
                 await administration.put(a_subscription(topic, name, SUBSCRIPTION), NEW)
 
-        def names(*asked: Any, **page: int) -> list[str]:
-            return [each.name for each in administration.listed(*asked, **page)]
+        def names(*requested: Any, **page: int) -> list[str]:
+            return [each.name for each in administration.listed(*requested, **page)]
 
         assert names(EntityKind.QUEUE) == ["A", "b", "B2", "c"]
         assert names(EntityKind.QUEUE, skip=1, top=2) == ["b", "B2"]

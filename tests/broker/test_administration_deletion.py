@@ -588,10 +588,10 @@ def statuses(bus: Bus) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("told", range(5))
+@pytest.mark.parametrize("reached", range(5))
 @pytest.mark.parametrize("step", ["retain", "restore"])
 async def test_a_crash_between_any_two_steps_is_repaired(
-    store: Store, told: int, step: str
+    store: Store, reached: int, step: str
 ) -> None:
     """The catalog has it, and some partitions and entities learned of it before the crash."""
     async with administered(store) as (administration, bus):
@@ -603,7 +603,7 @@ async def test_a_crash_between_any_two_steps_is_repaired(
         await bus.sent(bus.address("t"), *(message(f"{n}") for n in range(8)))
         if step == "restore":
             await administration.delete("t", policy=RETAIN)
-        left = told
+        left = reached
 
         def crash(host: Any) -> None:
             call = host.call

@@ -53,8 +53,8 @@ class Rig:
         self.audit = Audit(self.store, tasks.create_task, lambda: self.version, lambda: self.now_ms)
         self.writing = tasks.create_task(self.audit.keep_writing())
 
-    async def entries(self, **said: str) -> list[AuditEntry]:
-        return await self.audit.page(ALL, 1_000, **said)
+    async def entries(self, **filters: str) -> list[AuditEntry]:
+        return await self.audit.page(ALL, 1_000, **filters)
 
     async def outcomes(self) -> list[str | None]:
         return [entry.outcome for entry in await self.entries()]

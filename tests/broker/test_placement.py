@@ -95,14 +95,14 @@ def address(entity_no: int = 1, *, home: int = SPREAD, **properties: object) -> 
 
 def keys_of(place: Address, *messages: object) -> list[object]:
     """Return the placement of each message of one transaction."""
-    told: list[object] = []
+    keys: list[object] = []
     key: bytes | None = None
     for each in messages:
         checked = check_transaction_send(place, each, key)
-        told.append(checked.refusal if isinstance(checked, Refused) else checked)
+        keys.append(checked.refusal if isinstance(checked, Refused) else checked)
         if not isinstance(checked, Refused):
             key = checked
-    return told
+    return keys
 
 
 @pytest.mark.behaviour("S190", "S191", "S192")

@@ -29,9 +29,9 @@ def test_audit_shows_changes_made_by_commands(user: CommandLine) -> None:
         ("purge messages", "queue.1"),
     ]
     assert all(each["caller"].startswith("token ") for each in found[:3])
-    said = user.ok("audit", "--count", "3")
-    assert "1 deleted, 1 matched; where sys.Label IS NULL" in said
-    assert f"3 shown; for more use --before {found[2]['number']}" in said
+    output = user.ok("audit", "--count", "3")
+    assert "1 deleted, 1 matched; where sys.Label IS NULL" in output
+    assert f"3 shown; for more use --before {found[2]['number']}" in output
     rest = user.json("audit", "--before", str(found[2]["number"]))
     assert {each["caller"] for each in rest} == {"manifests"}
     assert len(user.json("audit", "--entity", "queue.1", "--caller", found[0]["caller"])) == 2

@@ -29,7 +29,7 @@ def dev_bus() -> Iterator[DevBus]:
         yield bus
 
 
-def asked(bus: DevBus, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_clock(bus: DevBus, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_here(*arguments, POSTBUS_CONTROL_PORT=bus.control_port)
 
 
@@ -72,8 +72,8 @@ def test_invalid_durations_are_refused_by_the_command_line(text: str) -> None:
 
 @pytest.mark.slow
 def test_clock_is_shown_and_advanced(dev_bus: DevBus) -> None:
-    before = shown(asked(dev_bus, "clock"))
-    after = shown(asked(dev_bus, "clock", "advance", "5m"))
+    before = shown(run_clock(dev_bus, "clock"))
+    after = shown(run_clock(dev_bus, "clock", "advance", "5m"))
     assert before.keys() == after.keys() == {"clock", "now", "ahead"}
     assert (before["clock"], before["ahead"], after["ahead"]) == ("manual", "PT0S", "PT5M")
     passed = datetime.fromisoformat(after["now"]) - datetime.fromisoformat(before["now"])
@@ -87,13 +87,13 @@ def test_clock_is_shown_and_advanced(dev_bus: DevBus) -> None:
 @pytest.mark.slow
 @pytest.mark.behaviour("S84", "S85")
 def test_scheduled_message_comes_when_time_is_advanced(dev_bus: DevBus) -> None:
-    now = datetime.fromisoformat(shown(asked(dev_bus, "clock"))["now"])
+    now = datetime.fromisoformat(shown(run_clock(dev_bus, "clock"))["now"])
     with ServiceBusClient.from_connection_string(dev_bus.connection_string) as client:
         with client.get_queue_sender(QUEUE) as sender:
             sender.schedule_messages(ServiceBusMessage("tomorrow"), now + timedelta(days=1))
         with client.get_queue_receiver(QUEUE) as receiver:
             assert receiver.receive_messages(1, max_wait_time=0.5) == []
-            shown(asked(dev_bus, "clock", "advance", "1d"))
+            shown(run_clock(dev_bus, "clock", "advance", "1d"))
             (message,) = receiver.receive_messages(1, max_wait_time=LONG_S)
             assert str(message) == "tomorrow"
             assert message.enqueued_time_utc == message.scheduled_enqueue_time_utc
@@ -107,7 +107,7 @@ def test_locks_are_lost_when_asked_for(dev_bus: DevBus) -> None:
             sender.send_messages(ServiceBusMessage("one"))
         with client.get_queue_receiver(QUEUE) as receiver:
             (message,) = receiver.receive_messages(1, max_wait_time=LONG_S)
-            done = asked(dev_bus, "fault", "lose-locks", QUEUE)
+            done = run_clock(dev_bus, "fault", "lose-locks", QUEUE)
             assert (done.returncode, done.stdout) == (0, f"all locks of {QUEUE} have expired\n")
             with pytest.raises(MessageLockLostError):
                 receiver.complete_message(message)
@@ -117,7 +117,7 @@ def test_locks_are_lost_when_asked_for(dev_bus: DevBus) -> None:
 
 @pytest.mark.slow
 def test_store_is_away_for_a_while_and_the_sdk_gets_over_it(dev_bus: DevBus) -> None:
-    done = asked(dev_bus, "fault", "store-outage", "1s")
+    done = run_clock(dev_bus, "fault", "store-outage", "1s")
     assert (done.returncode, done.stdout) == (
         0,
         "the store is unavailable to all partitions for PT1S\n",
@@ -129,7 +129,7 @@ def test_store_is_away_for_a_while_and_the_sdk_gets_over_it(dev_bus: DevBus) -> 
             (message,) = receiver.receive_messages(1, max_wait_time=LONG_S)
             assert str(message) == "patient"
             receiver.complete_message(message)
-    done = asked(dev_bus, "fault", "store-outage", "PT0.1S", "--partition", "3")
+    done = run_clock(dev_bus, "fault", "store-outage", "PT0.1S", "--partition", "3")
     assert (done.returncode, done.stdout) == (
         0,
         "the store is unavailable to partition 3 for PT0.1S\n",
@@ -138,11 +138,11 @@ def test_store_is_away_for_a_while_and_the_sdk_gets_over_it(dev_bus: DevBus) -> 
 
 @pytest.mark.slow
 def test_refusals_of_the_bus_are_shown(dev_bus: DevBus) -> None:
-    done = asked(dev_bus, "fault", "lose-locks", "nobody")
+    done = run_clock(dev_bus, "fault", "lose-locks", "nobody")
     assert_fails(done, 7, "postbus: there is no entity 'nobody'; check its name")
-    done = asked(dev_bus, "fault", "store-outage", "1s", "--partition", "99")
+    done = run_clock(dev_bus, "fault", "store-outage", "1s", "--partition", "99")
     assert_fails(done, 7, "partition: must be between 0 and 15")
-    done = asked(dev_bus, "clock", "advance", "0s")
+    done = run_clock(dev_bus, "clock", "advance", "0s")
     assert_fails(done, 7, "duration: must be longer than PT0S")
 
 

@@ -111,14 +111,14 @@ def test_contexts_are_stored_privately_selected_and_deleted(user: CommandLine) -
 
 @pytest.mark.slow
 def test_key_from_standard_input_is_stored_and_never_shown(user: CommandLine) -> None:
-    said = user.ok(
+    printed = user.ok(
         "context", "set", "prod", "--connection-string-file", "-", stdin=SECRET_STRING + "\n"
     )
     for output in ("table", "json", "yaml"):
-        said += user.ok("context", "show", "prod", "-o", output)
-        said += user.ok("context", "list", "-o", output)
-    assert KEY not in said
-    assert "SharedAccessKey=***" in said
+        printed += user.ok("context", "show", "prod", "-o", output)
+        printed += user.ok("context", "list", "-o", output)
+    assert KEY not in printed
+    assert "SharedAccessKey=***" in printed
     path = user.folder / "config" / "postbus" / "contexts.json"
     assert json.loads(path.read_text())["contexts"]["prod"]["connection_string"] == SECRET_STRING
 
@@ -145,11 +145,11 @@ def test_bad_input_is_refused(
 
 @pytest.mark.slow
 def test_invalid_connection_string_is_neither_stored_nor_repeated(user: CommandLine) -> None:
-    said = user.fails(
+    error = user.fails(
         "context", "set", "x", "--connection-string-file", "-",
         code=3, says="no connection string: Endpoint=", stdin="geheim",
     )  # fmt: skip
-    assert "geheim" not in said
+    assert "geheim" not in error
     assert not (user.folder / "config").exists()
 
 

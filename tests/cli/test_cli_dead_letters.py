@@ -82,9 +82,9 @@ def test_peek_shows_messages_without_changing_them(user: CommandLine) -> None:
     assert peeked(user, "looked", "--from", "299", "-n", "5") == ["m298", "m299"]
     user.ok("send", "looked", "later", "--schedule", "1h", "--id", "s", "--ttl", "2h")
     (line,) = user.ok("peek", "looked", "--state", "scheduled", "-o", "json").splitlines()
-    told = json.loads(line)
-    assert (told["body"], told["state"], told["timeToLive"]) == ("later", "scheduled", "PT2H")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["enqueuedTime"])
+    entry = json.loads(line)
+    assert (entry["body"], entry["state"], entry["timeToLive"]) == ("later", "scheduled", "PT2H")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["enqueuedTime"])
     assert user.lines("receive", "looked")[0]["deliveryCount"] == 1
     assert re.search(r"^ +2 .* id-1 .* m1 *$", user.ok("peek", "looked"), re.MULTILINE)
     assert "sequenceNumber: 2\n" in user.ok("peek", "looked", "-o", "yaml", "-n", "1")
@@ -98,9 +98,9 @@ def test_filter_has_the_language_of_rules(user: CommandLine) -> None:
     assert peeked(user, "filtered", "-w", "n = 2000") == []
     assert user.ok("peek", "filtered", "-w", "n = 2000") == "no messages\n"
     for command in (("peek",), ("purge", "-y"), ("dlq", "list"), ("dlq", "resend")):
-        asked = (*command, "filtered", "-w", "n > 2 AND n >> 2")
-        told = user.fails(*asked, code=4, says="--where: line 1, column 14: expected a value")
-        shown = [line.removeprefix("postbus: ") for line in told.splitlines()[-2:]]
+        arguments = (*command, "filtered", "-w", "n > 2 AND n >> 2")
+        error = user.fails(*arguments, code=4, says="--where: line 1, column 14: expected a value")
+        shown = [line.removeprefix("postbus: ") for line in error.splitlines()[-2:]]
         assert shown == ["  n > 2 AND n >> 2", "               ^"]
     unknown = ("peek", "filtered", "-w", "sys.Nothing = 1")
     user.fails(*unknown, code=4, says="--where: there is no system property sys.Nothing")
@@ -110,11 +110,11 @@ def test_filter_has_the_language_of_rules(user: CommandLine) -> None:
 def test_peeked_messages_can_be_sent(user: CommandLine) -> None:
     kill(user, "table", 2)
     printed = user.ok("peek", "table", "--dead-letter", "-o", "json")
-    told = json.loads(printed.splitlines()[0])
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["deadLetteredTime"])
-    assert told["deadLetteredTime"] > told["enqueuedTime"]
-    assert (told["deadLetterDeliveries"], told["deadLetterClient"]) == (1, "127.0.0.1")
-    assert told["deadLetterLink"]
+    entry = json.loads(printed.splitlines()[0])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["deadLetteredTime"])
+    assert entry["deadLetteredTime"] > entry["enqueuedTime"]
+    assert (entry["deadLetterDeliveries"], entry["deadLetterClient"]) == (1, "127.0.0.1")
+    assert entry["deadLetterLink"]
     user.ok("send", "table", "--file", "-", stdin=printed)
     assert peeked(user, "table") == ["m0", "m1"]
     shown = user.ok("dlq", "list", "table", "--bodies")
@@ -156,8 +156,8 @@ def test_summary_shows_reasons_and_a_resend_command_for_each_group(
         command = shlex.split(group["resend"])
         assert command[:4] == ["postbus", "dlq", "resend", "summed"]
         assert group["resend"] in table or group is groups[2]
-        said = user.ok(*command[1:], "--yes")
-        assert f"resent {group['count']} of {group['count']} message" in said
+        output = user.ok(*command[1:], "--yes")
+        assert f"resent {group['count']} of {group['count']} message" in output
     assert user.ok("dlq", "summary", "summed") == "no dead letters\n"
     narrow = user.ok("dlq", "summary", "summed", "-w", "DeadLetterReason = 'x'", "-o", "json")
     assert json.loads(narrow) == []
@@ -167,30 +167,30 @@ def test_summary_shows_reasons_and_a_resend_command_for_each_group(
 @pytest.mark.slow
 def test_tables_show_the_total_and_the_command_for_the_next_page(user: CommandLine) -> None:
     kill(user, "paged", 25)
-    told = user.run("dlq", "list", "paged").stderr
-    assert told == ("20 shown of 25 messages; continue with: postbus dlq list paged --from 21\n")
+    remark = user.run("dlq", "list", "paged").stderr
+    assert remark == ("20 shown of 25 messages; continue with: postbus dlq list paged --from 21\n")
     assert user.run("dlq", "list", "paged", "--from", "21").stderr == ""
     assert user.run("dlq", "list", "paged", "-n", "25").stderr == ""
-    told = user.run("dlq", "list", "paged", "-n", "2", "--where", "n > 3").stderr
-    assert "25 messages in total; continue with: postbus dlq list paged --where 'n > 3'" in told
+    remark = user.run("dlq", "list", "paged", "-n", "2", "--where", "n > 3").stderr
+    assert "25 messages in total; continue with: postbus dlq list paged --where 'n > 3'" in remark
 
 
 @pytest.mark.slow
 def test_messages_are_found_by_body_and_wrong_names_are_reported(user: CommandLine) -> None:
-    told = user.run("dlq", "list", "paged", "--where", "body LIKE '%m7%' AND n > 3")
-    assert told.stdout == "no messages\n"
-    assert "no message has a property body" in told.stderr
-    assert "--body-contains" in told.stderr
+    done = user.run("dlq", "list", "paged", "--where", "body LIKE '%m7%' AND n > 3")
+    assert done.stdout == "no messages\n"
+    assert "no message has a property body" in done.stderr
+    assert "--body-contains" in done.stderr
     assert user.run("dlq", "list", "paged", "--where", "n = 1000").stderr == ""
     found = user.ok("dlq", "list", "paged", "--body-contains", "m1", "-o", "json")
     bodies = [json.loads(line)["body"] for line in found.splitlines()]
     assert bodies == ["m1", *(f"m{n}" for n in range(10, 20))]
-    said = user.ok("dlq", "delete", "paged", "--body-contains", "m24", "--yes")
-    assert said.endswith("deleted 1 of 1 message\n")
+    output = user.ok("dlq", "delete", "paged", "--body-contains", "m24", "--yes")
+    assert output.endswith("deleted 1 of 1 message\n")
     both = ("--body-contains", "m2", "--where", "n > 20")
     assert user.ok("dlq", "resend", "paged", *both, "--dry-run") == "3 messages would be resent\n"
-    said = user.ok("purge", "paged", "-d", "--body-contains", "m2", "--yes")
-    assert said == "deleted 5 dead letters of paged\n"
+    output = user.ok("purge", "paged", "-d", "--body-contains", "m2", "--yes")
+    assert output == "deleted 5 dead letters of paged\n"
 
 
 # --- purge --------------------------------------------------------------------------------------
@@ -199,14 +199,14 @@ def test_messages_are_found_by_body_and_wrong_names_are_reported(user: CommandLi
 @pytest.mark.slow
 def test_purge_counts_confirms_and_deletes_selected_messages(user: CommandLine) -> None:
     send(user, "purged", 300)
-    said = user.ok("purge", "purged", "--where", "n < 100", "--dry-run")
-    assert said == "100 messages of purged would be deleted\n"
+    output = user.ok("purge", "purged", "--where", "n < 100", "--dry-run")
+    assert output == "100 messages of purged would be deleted\n"
     user.fails(
         "purge", "purged", code=2, says="cannot ask for confirmation without a terminal: add --yes"
     )
     assert len(peeked(user, "purged", "-n", "0")) == 300
-    said = user.ok("purge", "purged", "--where", "n < 100", "--yes")
-    assert said == "deleted 100 messages of purged\n"
+    output = user.ok("purge", "purged", "--where", "n < 100", "--yes")
+    assert output == "deleted 100 messages of purged\n"
     assert peeked(user, "purged", "-n", "1") == ["m100"]
     assert user.ok("purge", "purged", "-y") == "deleted 200 messages of purged\n"
     assert user.ok("purge", "purged", "-y") == "deleted 0 messages of purged\n"
@@ -237,8 +237,8 @@ def test_purge_skips_and_names_a_locked_message(user: CommandLine) -> None:
 def test_dead_letters_are_listed_and_resent(user: CommandLine) -> None:
     kill(user, "resent", 5)
     letters = user.ok("dlq", "list", "resent", "-o", "json").splitlines()
-    told = json.loads(letters[0])
-    assert (told["deadLetterReason"], told["deadLetterDescription"]) == ("bad", "why")
+    listed = json.loads(letters[0])
+    assert (listed["deadLetterReason"], listed["deadLetterDescription"]) == ("bad", "why")
     assert user.ok("dlq", "resend", "resent", "1", "3", "1") == "resent 2 of 2 messages\n"
     assert peeked(user, "resent") == ["m0", "m2"]
     assert peeked(user, "resent/$DeadLetterQueue") == ["m1", "m3", "m4"]
@@ -246,8 +246,8 @@ def test_dead_letters_are_listed_and_resent(user: CommandLine) -> None:
     assert (done.returncode, done.stdout) == (
         1, "resent 0 of 1 message; no longer there: 1 (1)\n",
     )  # fmt: skip
-    said = user.ok("dlq", "resend", "resent", "--where", "n = 3", "--dry-run")
-    assert said == "1 message would be resent\n"
+    output = user.ok("dlq", "resend", "resent", "--where", "n = 3", "--dry-run")
+    assert output == "1 message would be resent\n"
     user.ok("dlq", "resend", "resent", "--where", "n = 3", "--to", "target", "--yes")
     user.ok("dlq", "resend", "resent", "--all", "--yes")
     assert peeked(user, "resent") == ["m0", "m2", "m1", "m4"]
@@ -292,8 +292,8 @@ def test_the_body_of_a_dead_letter_is_changed_in_an_editor(user: CommandLine) ->
 def test_dead_letters_are_deleted(user: CommandLine) -> None:
     kill(user, "deleted", 4)
     assert user.ok("dlq", "delete", "deleted", "2") == "deleted 1 of 1 message\n"
-    said = user.ok("dlq", "delete", "deleted", "--where", "n > 1", "-y")
-    assert said == "deleted 2 of 2 messages\n"
+    output = user.ok("dlq", "delete", "deleted", "--where", "n > 1", "-y")
+    assert output == "deleted 2 of 2 messages\n"
     assert user.ok("purge", "deleted", "--dead-letter", "-y") == (
         "deleted 1 dead letter of deleted\n"
     )

@@ -67,8 +67,8 @@ def test_apply_diff_and_export_agree(user: CommandLine) -> None:
     done = user.run("diff", *EXAMPLES)
     assert done.returncode == 1
     assert "+  lockDuration: PT30S" in done.stdout
-    said = user.ok("apply", *EXAMPLES)
-    assert "created queue orders\n" in said
+    output = user.ok("apply", *EXAMPLES)
+    assert "created queue orders\n" in output
     assert user.ok("apply", *EXAMPLES) == "8 unchanged\n"
     assert user.run("diff", *EXAMPLES).stdout == ""
     exported = user.ok("export")
@@ -115,8 +115,8 @@ def test_one_queue_is_applied_without_the_rest(user: CommandLine) -> None:
         "b", ", forwardDeadLetteredMessagesTo: a",
     )  # fmt: skip
     write(user, "round.yaml", a, b)
-    said = user.ok("apply", "round.yaml").splitlines()
-    assert sorted(said) == ["2 done", "created queue a", "created queue b"]
+    output = user.ok("apply", "round.yaml").splitlines()
+    assert sorted(output) == ["2 done", "created queue a", "created queue b"]
     assert user.ok("apply", "round.yaml") == "2 unchanged\n"
 
 
@@ -142,9 +142,9 @@ def test_wrong_scheme_of_the_control_api_is_reported(user: CommandLine) -> None:
 
 @pytest.mark.slow
 def test_printed_lines_have_no_trailing_spaces(user: CommandLine) -> None:
-    told = user.announced + user.ok("get", "namespace") + user.ok("get", "queues")
-    assert [line for line in told.splitlines() if line.endswith(" ")] == []
-    assert re.search(r"(?m)^authorizationRules  .*RootManageSharedAccessKey \(", told)
+    printed = user.announced + user.ok("get", "namespace") + user.ok("get", "queues")
+    assert [line for line in printed.splitlines() if line.endswith(" ")] == []
+    assert re.search(r"(?m)^authorizationRules  .*RootManageSharedAccessKey \(", printed)
 
 
 @pytest.mark.slow
@@ -234,8 +234,8 @@ def test_invalid_names_and_arguments_are_refused(user: CommandLine) -> None:
 
 @pytest.mark.slow
 def test_status_shows_the_bus_and_its_partitions(user: CommandLine) -> None:
-    told = user.json("status")
-    assert (told["namespace"], told["isReady"], told["troubles"]) == ("local-bus", True, [])
+    status = user.json("status")
+    assert (status["namespace"], status["isReady"], status["troubles"]) == ("local-bus", True, [])
     assert "ready       yes" in user.ok("status")
 
 
@@ -279,8 +279,8 @@ def test_retained_queue_is_restored_with_its_messages(user: CommandLine) -> None
     write(user, "q.yaml", QUEUE % ("kept", ""))
     user.ok("apply", "q.yaml")
     user.ok("send", "kept", "still here")
-    said = user.ok("delete", "kept", "--yes", "--policy", "Retain")
-    assert re.fullmatch(r"deleted kept; to restore it: postbus restore \d+\n", said)
+    output = user.ok("delete", "kept", "--yes", "--policy", "Retain")
+    assert re.fullmatch(r"deleted kept; to restore it: postbus restore \d+\n", output)
     assert "kept" in {each["name"] for each in user.json("get", "deleted")}
     assert user.ok("restore", "kept").startswith("restored kept (")
     assert user.lines("receive", "kept")[0]["body"] == "still here"

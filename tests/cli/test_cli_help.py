@@ -91,8 +91,8 @@ def shown(command: Any, name: str, capsys: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         command.main(["--help"], prog_name=name)
-    told: str = capsys.readouterr().out
-    return [line.rstrip() for line in told.splitlines()]
+    printed: str = capsys.readouterr().out
+    return [line.rstrip() for line in printed.splitlines()]
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])

@@ -111,29 +111,32 @@ MALFORMED: dict[str, tuple[bytes, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_message_shows_readable_sections_and_raw_bytes_of_the_rest(name: str) -> None:
     payload, broken, readable = MALFORMED[name]
-    told = decode_json_message(payload)
-    sections = told.pop("malformedSections")
-    assert told.pop("isMalformed") is True
-    assert told == readable
+    decoded = decode_json_message(payload)
+    sections = decoded.pop("malformedSections")
+    assert decoded.pop("isMalformed") is True
+    assert decoded == readable
     assert list(sections) == [broken]
     assert base64.b64decode(sections[broken]) in payload
 
 
 def test_unknown_and_oversized_sections_are_shown_as_raw_bytes() -> None:
     for rest in (b"", b"\x00", b"\xa0\x05x", section(0x99, b"\x40"), section(0x75, b"\xb0\xff")):
-        told = decode_json_message(properties(b"\x40") + rest)
-        assert told["messageId"] == "m"
-        assert told.get("malformedSections", {"rest": ""}) == {
+        decoded = decode_json_message(properties(b"\x40") + rest)
+        assert decoded["messageId"] == "m"
+        assert decoded.get("malformedSections", {"rest": ""}) == {
             "rest": base64.b64encode(rest).decode()
         }
     many = section(0x74, b"\xd1" + struct.pack(">II", 600_004, 600_000) + b"\xa1\x00" * 300_000)
-    told = decode_json_message(many)
-    assert list(told["malformedSections"]) == ["amqp:application-properties:map"]
+    decoded = decode_json_message(many)
+    assert list(decoded["malformedSections"]) == ["amqp:application-properties:map"]
     sequence = section(
         0x76, b"\xd0" + struct.pack(">II", 1_000_004, 1_000_000) + b"\x40" * 1_000_000
     )
-    told = decode_json_message(sequence)
-    assert (list(told["malformedSections"]), "body" in told) == (["amqp:amqp-sequence:list"], False)
+    decoded = decode_json_message(sequence)
+    assert (list(decoded["malformedSections"]), "body" in decoded) == (
+        ["amqp:amqp-sequence:list"],
+        False,
+    )
 
 
 def test_section_may_be_named_instead_of_numbered() -> None:
@@ -162,8 +165,8 @@ def test_no_message_breaks_the_command_line() -> None:
         broken = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             broken[rng.randrange(len(broken))] = rng.randrange(256)
-        told = decode_json_message(bytes(broken[: rng.randint(1, len(broken))]))
-        assert as_json(json.loads(as_json(told), parse_constant=pytest.fail)).isprintable()
+        decoded = decode_json_message(bytes(broken[: rng.randint(1, len(broken))]))
+        assert as_json(json.loads(as_json(decoded), parse_constant=pytest.fail)).isprintable()
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("-inf")])
@@ -217,9 +220,9 @@ def test_malformed_messages_are_received_like_all_others(user: CommandLine, outc
     payloads = [payload for payload, _, _ in MALFORMED.values()]
     send_raw(user, outcome, *payloads, section(0x75, b"\xa0\x04good"))
     count = len(payloads) + 1
-    told = user.lines("receive", outcome, "--count", str(count), f"--{outcome}")
-    assert [each["body"] for each in told] == ["body"] * len(payloads) + ["good"]
-    assert [each.get("isMalformed", False) for each in told] == [True] * len(payloads) + [False]
+    received = user.lines("receive", outcome, "--count", str(count), f"--{outcome}")
+    assert [each["body"] for each in received] == ["body"] * len(payloads) + ["good"]
+    assert [each.get("isMalformed", False) for each in received] == [True] * len(payloads) + [False]
     if outcome == "complete":
         assert user.lines("receive", outcome, "--wait", "0.3") == []
         return

@@ -49,13 +49,16 @@ def sends(user: CommandLine, connection_string: str) -> bool:
 
 @pytest.mark.slow
 def test_connection_string_is_one_line_that_works(here: CommandLine) -> None:
-    said = here.ok("connection-string", COLUMNS="80")
-    assert said.count("\n") == 1
-    assert said.strip() in here.announced
-    assert sends(here, said.strip())
-    said = here.ok("connection-string", "worker", "--entity", "orders").strip()
-    assert (said.count("SharedAccessKeyName=worker;"), said.count(";EntityPath=orders")) == (1, 1)
-    assert sends(here, said)
+    printed = here.ok("connection-string", COLUMNS="80")
+    assert printed.count("\n") == 1
+    assert printed.strip() in here.announced
+    assert sends(here, printed.strip())
+    printed = here.ok("connection-string", "worker", "--entity", "orders").strip()
+    assert (printed.count("SharedAccessKeyName=worker;"), printed.count(";EntityPath=orders")) == (
+        1,
+        1,
+    )
+    assert sends(here, printed)
     elsewhere = here.ok("connection-string", "--endpoint", "sb://bus.example.org").strip()
     assert elsewhere.startswith("Endpoint=sb://bus.example.org;SharedAccessKeyName=RootManage")
     here.fails("connection-string", "nobody", code=7, says="existing rules: RootManageSharedAcc")

@@ -197,11 +197,11 @@ def test_all_send_options_arrive(user: CommandLine) -> None:
         (peeked,) = receiver.peek_messages(10)
         assert str(peeked) == "hello"
         assert peeked.application_properties == {b"region": b"eu", b"amount": 7}
-    (told,) = user.lines("receive", QUEUE)
+    (received,) = user.lines("receive", QUEUE)
     for name in ("enqueuedTime", "lockedUntil"):
-        assert abs((datetime.now(UTC) - datetime.fromisoformat(told.pop(name))).days) <= 1
-    assert told.pop("sequenceNumber") >= 1
-    assert told == {
+        assert abs((datetime.now(UTC) - datetime.fromisoformat(received.pop(name))).days) <= 1
+    assert received.pop("sequenceNumber") >= 1
+    assert received == {
         "messageId": "1",
         "subject": "placed",
         "replyTo": "r",
@@ -237,8 +237,8 @@ def test_bodies_from_standard_input_and_lines_of_text(user: CommandLine) -> None
     user.ok("send", QUEUE, stdin="one\ntwo\n")
     user.ok("send", QUEUE, stdin=b"\xff\x00")
     user.ok("send", QUEUE, "--file", "-", "--lines", stdin='{"a": 1}\n\nlast')
-    told = user.lines("receive", QUEUE, "-n", "5")
-    shown = [each.get("body", each.get("bodyBase64")) for each in told]
+    received = user.lines("receive", QUEUE, "-n", "5")
+    shown = [each.get("body", each.get("bodyBase64")) for each in received]
     assert shown == ["one\ntwo", "/wA=", '{"a": 1}', "", "last"]
 
 
@@ -248,8 +248,8 @@ def test_many_are_sent_and_received_in_order(user: CommandLine) -> None:
     assert "sent 1000 messages" in user.ok(
         "send", QUEUE, "--file", "-", "--lines", "--repeat", "5", stdin=numbers
     )
-    told = user.lines("receive", QUEUE, "--count", "0", "--wait", "1")
-    assert [each["body"] for each in told] == [str(n) for n in range(200)] * 5
+    received = user.lines("receive", QUEUE, "--count", "0", "--wait", "1")
+    assert [each["body"] for each in received] == [str(n) for n in range(200)] * 5
 
 
 @pytest.mark.slow
@@ -307,8 +307,8 @@ def test_messages_of_a_session_are_sent_and_received(user: CommandLine) -> None:
     for session in ("a", "b"):
         user.ok("send", "sessions", f"of {session}", "--session", session)
     assert user.lines("receive", "sessions", "--session", "b")[0]["body"] == "of b"
-    (told,) = user.lines("receive", "sessions", "--session", "")
-    assert (told["sessionId"], told["body"]) == ("a", "of a")
+    (received,) = user.lines("receive", "sessions", "--session", "")
+    assert (received["sessionId"], received["body"]) == ("a", "of a")
     user.fails("receive", "sessions", "--session", "", "--wait", "0.5", code=1, says="")
     user.fails("receive", "sessions", code=7, says="session")
     user.fails("send", "sessions", "x", code=7, says="session")
@@ -338,8 +338,8 @@ def test_closed_pipe_loses_no_message(user: CommandLine) -> None:
     error = receiving.stderr.read().decode()
     receiving.stderr.close()
     assert (receiving.wait(LIMIT_S), error) == (1, "")
-    told = user.lines("receive", QUEUE, "--count", "0", "--wait", "1")
-    assert [each["deliveryCount"] for each in told] == [1] * 20
+    received = user.lines("receive", QUEUE, "--count", "0", "--wait", "1")
+    assert [each["deliveryCount"] for each in received] == [1] * 20
 
 
 AS_BACKGROUND_JOB = """
@@ -397,8 +397,8 @@ def test_error_in_a_file_reports_the_messages_sent_before_it(user: CommandLine) 
     lines = '{"body": "good"}\nbad\n{"body": "never"}\n'
     says = "standard input:2: invalid JSON.*--lines.*1 message was sent before that"
     user.fails("send", QUEUE, "--file", "-", stdin=lines, code=4, says=says)
-    told = user.lines("receive", QUEUE, "--count", "0", "--wait", "0.5")
-    assert [each["body"] for each in told] == ["good"]
+    received = user.lines("receive", QUEUE, "--count", "0", "--wait", "0.5")
+    assert [each["body"] for each in received] == ["good"]
 
 
 @pytest.mark.slow
@@ -425,8 +425,8 @@ def test_wrong_keys_and_missing_rights_are_reported(user: CommandLine) -> None:
     good = connection_string(user)
     bad = good.replace("SharedAccessKey=", "SharedAccessKey=geheim")
     variables = {"POSTBUS_CONNECTION_STRING": bad}
-    said = user.fails("send", QUEUE, "x", code=7, says="refuses the key", **variables)
-    assert "geheim" not in said
+    error = user.fails("send", QUEUE, "x", code=7, says="refuses the key", **variables)
+    assert "geheim" not in error
     user.fails(
         "send", QUEUE, "x", code=3, says="no connection string", POSTBUS_CONNECTION_STRING="geheim"
     )
@@ -446,8 +446,8 @@ def test_signature_takes_the_place_of_a_key(user: CommandLine) -> None:
     user.ok("send", "orders/eu", "signed", **variables)
     user.fails("send", QUEUE, "x", code=7, says="signed for another resource", **variables)
     variables["POSTBUS_CONNECTION_STRING"] = text.replace("sig=", "sig=A")
-    said = user.fails("send", "orders/eu", "x", code=7, says="refuses the signature", **variables)
-    assert token not in said
+    error = user.fails("send", "orders/eu", "x", code=7, says="refuses the signature", **variables)
+    assert token not in error
     assert user.lines("receive", "orders/eu", "--wait", "20")[0]["body"] == "signed"
     assert user.lines("receive", "orders/eu", "--wait", "0.3") == []
 

@@ -65,28 +65,28 @@ def test_outage_is_logged_once_and_then_summed_up(caplog: pytest.LogCaptureFixtu
     troubles = Troubles("db.example.org:5432", lambda: now)
     refused = StoreUnavailable("ConnectionRefusedError: [Errno 111]\nDETAIL: more")
 
-    def told() -> list[logging.LogRecord]:
+    def new_records() -> list[logging.LogRecord]:
         found = list(caplog.records)
         caplog.clear()
         return found
 
     for partition in range(16):
         troubles.log(partition, "partition could not be loaded", refused)
-    (first,) = told()
+    (first,) = new_records()
     text = "the store at db.example.org:5432 is unavailable: ConnectionRefusedError: [Errno 111]"
     assert (first.levelno, vars(first)["error"]) == (logging.WARNING, text)
     for _ in range(12):
         now += 5
         troubles.log(0, "partition could not be loaded", refused)
-    (summary,) = told()
+    (summary,) = new_records()
     assert (vars(summary)["failures"], vars(summary)["since_s"]) == (27, SUMMARY_S)
     troubles.log(0, "partition could not be loaded", StoreMisconfigured("no such"))
-    assert [each.levelno for each in told()] == [logging.ERROR]
+    assert [each.levelno for each in new_records()] == [logging.ERROR]
     troubles.log(1, "partition could not be loaded", StoreMisconfigured("no such"))
-    assert not told()  # nobody mends it so soon
+    assert not new_records()  # nobody mends it so soon
     troubles.log(1, "partition could not be loaded", StoreMisconfigured("another"))
-    assert [each.levelno for each in told()] == [logging.ERROR]
+    assert [each.levelno for each in new_records()] == [logging.ERROR]
     now += SUMMARY_S
     troubles.log(0, "partition could not be loaded", refused)
-    (again,) = told()
+    (again,) = new_records()
     assert "failures" not in vars(again)

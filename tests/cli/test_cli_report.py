@@ -134,12 +134,12 @@ def test_report_of_an_unresponsive_bus_has_the_remaining_files() -> None:
     assert {name for name in missing if name.endswith(".json")} == {f"{x}.json" for x in OF_THE_BUS}
     assert "no bus answers at http://127.0.0.1:1" in missing["status.json"]
     assert "--metrics URL" in missing["metrics.txt"]
-    said = json.loads(found["settings.json"])
-    assert said["variables"] == {
+    settings = json.loads(found["settings.json"])
+    assert settings["variables"] == {
         "POSTBUS_STORES": "postgresql://bus:***@db-1/bus?sslmode=require"
         " postgresql://d/b?user=b&password=***"
     }
-    assert said["commandLine"][-2:] == ["postbus", "serve"]
+    assert settings["commandLine"][-2:] == ["postbus", "serve"]
     assert found["log.txt"].splitlines()[:: LOG_LINES - 1] == ["line 5", f"line {LOG_LINES + 4}"]
 
 

@@ -129,9 +129,9 @@ def test_reload_applies_namespace_changes_except_immutable_ones(database: str) -
             manifests.write_text(bus_of("serve-bus", OLD, ("1.3", "live", "P30D")))
             process.send_signal(signal.SIGHUP)
             wait_until(lambda: "manifests were read again" in log.read_text())
-            told = yaml.safe_load(user.ok("get", "namespace", "-o", "yaml"))["properties"]
-            assert (told["minimumTlsVersion"], told["tags"]) == ("1.3", {"stage": "live"})
-            assert told["softDelete"] == {"retention": "P30D"}
+            applied = yaml.safe_load(user.ok("get", "namespace", "-o", "yaml"))["properties"]
+            assert (applied["minimumTlsVersion"], applied["tags"]) == ("1.3", {"stage": "live"})
+            assert applied["softDelete"] == {"retention": "P30D"}
             manifests.write_text(bus_of("serve-bus", OLD).replace("Standard", "Premium"))
             process.send_signal(signal.SIGHUP)
             wait_until(lambda: "the tier of a bus cannot be changed" in log.read_text())

@@ -154,8 +154,8 @@ def test_idle_entities_are_kept_for_five_minutes_at_least(model: type[Model]) ->
     with pytest.raises(ValidationError, match="must be at least PT5M"):
         model.model_validate({"autoDeleteOnIdle": "PT4M59.999S"})
     model.model_validate({"autoDeleteOnIdle": "PT5M"})
-    asked = model.model_validate({"autoDeleteOnIdle": "PT5M"})
-    assert asked.model_dump()["auto_delete_on_idle_ms"] == "PT5M"
+    requested = model.model_validate({"autoDeleteOnIdle": "PT5M"})
+    assert requested.model_dump()["auto_delete_on_idle_ms"] == "PT5M"
 
 
 @pytest.mark.behaviour("S267")

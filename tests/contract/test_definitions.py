@@ -77,9 +77,9 @@ def test_basic_queues_expire_after_fourteen_days_by_default() -> None:
 
 @pytest.mark.behaviour("S101")
 def test_basic_queues_refuse_more_than_fourteen_days() -> None:
-    asked = queue(defaultMessageTimeToLive="P14DT1S")
-    assert list(tier_problems(asked, BASIC)) == ["defaultMessageTimeToLive"]
-    assert tier_problems(asked, STANDARD) == {}
+    requested = queue(defaultMessageTimeToLive="P14DT1S")
+    assert list(tier_problems(requested, BASIC)) == ["defaultMessageTimeToLive"]
+    assert tier_problems(requested, STANDARD) == {}
     assert tier_problems(queue(defaultMessageTimeToLive="P14D"), BASIC) == {}
 
 
@@ -156,8 +156,8 @@ def test_everything_in_a_partitioned_premium_namespace_is_partitioned(
 
 @pytest.mark.behaviour("S145")
 def test_premium_is_partitioned_when_the_namespace_is_made_or_not_at_all() -> None:
-    asked = complete(queue(enablePartitioning=True), PREMIUM)
-    assert "when it is created" in tier_problems(asked, PREMIUM)["enablePartitioning"]
+    requested = complete(queue(enablePartitioning=True), PREMIUM)
+    assert "when it is created" in tier_problems(requested, PREMIUM)["enablePartitioning"]
 
 
 # --- the past -----------------------------------------------------------------------------------
@@ -242,9 +242,9 @@ def test_messages_are_not_forwarded_to_a_subscription() -> None:
 def test_forwarding_to_itself_is_warned_of(field: str, warning: str) -> None:
     bus = Namespace(a=queue(**{field: "A"}), t=topic(), t__s=subscription(**{field: "T"}))
     way = {"a": "a -> a", "t/Subscriptions/s": "t/Subscriptions/s -> t"}
-    for name, said in way.items():
+    for name, addition in way.items():
         assert bus.problems(name) == {}
-        assert bus.warnings(name) == {field: warning + (said if field == "forwardTo" else "")}
+        assert bus.warnings(name) == {field: warning + (addition if field == "forwardTo" else "")}
 
 
 def test_sessions_that_are_forwarded_are_warned_of() -> None:

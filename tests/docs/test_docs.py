@@ -151,11 +151,11 @@ def definitions_of(page: Path) -> dict[str, Any]:
     return names
 
 
-def bodies(bus: DevBus, queue: str = "orders", **said: Any) -> list[str]:
+def bodies(bus: DevBus, queue: str = "orders", **options: Any) -> list[str]:
     """Receive and complete what there is."""
     with (
         ServiceBusClient.from_connection_string(bus.connection_string) as client,
-        client.get_queue_receiver(queue, max_wait_time=WAIT_S, **said) as receiver,
+        client.get_queue_receiver(queue, max_wait_time=WAIT_S, **options) as receiver,
     ):
         found = []
         for message in receiver:
@@ -401,26 +401,26 @@ def test_administration_works_as_the_guide_shows(
 
 def test_statuses_of_administration_are_those_of_the_bus() -> None:
     text = ADMINISTRATION.read_text(encoding="utf-8").partition("## When it fails")[2]
-    told = re.findall(r"^\| (\d{3}) \| (\d*) ?\|", text, re.MULTILINE)
+    rows = re.findall(r"^\| (\d{3}) \| (\d*) ?\|", text, re.MULTILINE)
     known = {(status, sub_code) for status, sub_code, _ in atom_errors.REFUSALS.values()}
     for name in ("NO_RIGHT", "NO_TOKEN", "BAD_TOKEN"):
         code = getattr(http_authorization, name).removeprefix("SubCode=").removesuffix(".")
         known.add((401, int(code)))
-    assert {(int(status), int(code)) for status, code in told if code} == known
-    assert [int(status) for status, code in told if not code] == [405, 413]
-    said = words(ADMINISTRATION)
-    assert f"$top (at most {atom_handler.MAX_TOP})" in said
-    assert f"A body has at most {atom_xml.MAX_BODY_BYTES >> 20} MiB" in said
-    assert f"at most {authorization_rules.MAX_RULES}" in said
+    assert {(int(status), int(code)) for status, code in rows if code} == known
+    assert [int(status) for status, code in rows if not code] == [405, 413]
+    page = words(ADMINISTRATION)
+    assert f"$top (at most {atom_handler.MAX_TOP})" in page
+    assert f"A body has at most {atom_xml.MAX_BODY_BYTES >> 20} MiB" in page
+    assert f"at most {authorization_rules.MAX_RULES}" in page
 
 
 def test_statuses_of_the_guide_are_those_of_the_bus() -> None:
     text = HTTP.read_text(encoding="utf-8").partition("## When it fails")[2]
-    told = {int(status) for status in re.findall(r"^\| (\d{3}) \|", text, re.MULTILINE)}
-    assert told == {*http_runtime_requests.STATUSES.values(), 401, 405, 429} - {409}
-    said = words(HTTP)
-    assert f"{http_runtime_receives.MAX_RECEIVES:,} receives may wait" in said
-    assert f"({http_runtime_requests.DEFAULT_TIMEOUT_S:.0f} when absent" in said
+    statuses = {int(status) for status in re.findall(r"^\| (\d{3}) \|", text, re.MULTILINE)}
+    assert statuses == {*http_runtime_requests.STATUSES.values(), 401, 405, 429} - {409}
+    page = words(HTTP)
+    assert f"{http_runtime_receives.MAX_RECEIVES:,} receives may wait" in page
+    assert f"({http_runtime_requests.DEFAULT_TIMEOUT_S:.0f} when absent" in page
 
 
 # --- messaging ----------------------------------------------------------------------------------
@@ -496,7 +496,7 @@ def test_limits_of_the_guides_are_those_of_the_bus() -> None:
     text = words(TOPICS)
     longest = next(each.max_length for each in SqlFilter.model_fields["sql_expression"].metadata)
     assert longest == sql_grammar.MAX_CHARS
-    for said in (
+    for sentence in (
         f"{sql_grammar.MAX_CHARS:,} characters for each text",
         f"{sql_grammar.MAX_COMPARISONS} conditions in a filter",
         f"{sql_grammar.MAX_STATEMENTS} statements in an action",
@@ -504,7 +504,7 @@ def test_limits_of_the_guides_are_those_of_the_bus() -> None:
         f"at most {MAX_RULES} in a manifest",
         f"{topic_state.MAX_COPIES:,} copies and {topic_state.MAX_ROW_BYTES >> 20} MiB",
     ):
-        assert said in text, said
+        assert sentence in text, sentence
 
 
 def limits_of_bus(limits: NamespaceLimits) -> dict[str, str]:

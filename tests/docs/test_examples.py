@@ -126,10 +126,10 @@ def test_reminders_come_when_their_hour_has_passed() -> None:
         watchdog.start()
         try:
             assert process.stdout is not None
-            said = [process.stdout.readline().rstrip() for _ in range(4)]
-            assert said[0].startswith("scheduled 3 reminders for ")
-            due = said[0].split()[-2]
-            assert said[1:] == [
+            lines = [process.stdout.readline().rstrip() for _ in range(4)]
+            assert lines[0].startswith("scheduled 3 reminders for ")
+            due = lines[0].split()[-2]
+            assert lines[1:] == [
                 "cancelled: call the bank",
                 f"waiting for: water the plants, scheduled for {due}",
                 f"waiting for: feed the cat, scheduled for {due}",

@@ -65,11 +65,11 @@ def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     assert (put["created"], len(put["appliedHash"])) == (True, 64)
     made, subscribed, counted = answers(topic)
     assert (made["created"], subscribed["created"], counted["messageCount"]) == (True, True, 0)
-    rule, told = answers(keys)
-    assert (rule["primaryKey"], told["rights"]) == (None, ["Listen", "Send"])
-    assert min(len(told["primaryKey"]), len(told["secondaryKey"])) == 44
+    rule, with_keys = answers(keys)
+    assert (rule["primaryKey"], with_keys["rights"]) == (None, ["Listen", "Send"])
+    assert min(len(with_keys["primaryKey"]), len(with_keys["secondaryKey"])) == 44
     (back,) = answers(rotated)
-    assert back["updatedAt"] > told["updatedAt"]
+    assert back["updatedAt"] > with_keys["updatedAt"]
     assert isinstance(answers(connected)[0]["items"], list)
     (back,) = answers(restored)
     assert back["entityId"] == put["entityId"]

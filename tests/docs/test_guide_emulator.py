@@ -42,9 +42,9 @@ def test_a_program_of_the_emulator_runs_as_it_is(capsys: pytest.CaptureFixture[s
         with folder_with_bus(str(folder / "bus.yaml")) as here:
             run_program(program, here)
             assert capsys.readouterr().out == "near\n"
-            said = [here.ok(*line.split()[1:]) for line in using.splitlines()]
-            assert '"hello"' in said[1]
-            assert "SharedAccessKey=SAS_KEY_VALUE" in said[2]
+            outputs = [here.ok(*line.split()[1:]) for line in using.splitlines()]
+            assert '"hello"' in outputs[1]
+            assert "SharedAccessKey=SAS_KEY_VALUE" in outputs[2]
 
 
 def run_program(text: str, here: CommandLine) -> None:

@@ -454,11 +454,11 @@ class BusThread:
         )
 
     def client(
-        self, rule: str = RULES[0].name, key: str | None = None, **said: object
+        self, rule: str = RULES[0].name, key: str | None = None, **given: object
     ) -> ServiceBusClient:
         """Return the unmodified SDK's client, which repeats nothing unless `said` lets it."""
-        options: dict[str, object] = {"retry_total": 0, **said}
-        if "transport_type" not in said:
+        options: dict[str, object] = {"retry_total": 0, **given}
+        if "transport_type" not in given:
             options.setdefault("socket_timeout", SDK_READ_S)
         return ServiceBusClient.from_connection_string(self.connection_string(rule, key), **options)
 

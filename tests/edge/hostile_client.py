@@ -60,10 +60,10 @@ class HostileClient(TransactionClient):
             self.attach_sender(node, REQUESTS + number)
             self.write(self.flow(10_000, handle=ANSWERS + number))
         number = self._nodes.index(path)
-        said = {"operation": f"com.microsoft:{operation}", **properties}
+        fields = {"operation": f"com.microsoft:{operation}", **properties}
         payload = (
             encode_value(described(0x73, "id", None, None, None, "answers"))
-            + encode_value(Described(Ulong(0x74), said))
+            + encode_value(Described(Ulong(0x74), fields))
             + encode_value(Described(Ulong(0x77), body))
         )
         delivery_id, handle = self.next_id(), REQUESTS + number
@@ -110,7 +110,7 @@ class HostileClient(TransactionClient):
         return str(name)
 
 
-def settle(hostile: HostileClient, path: str, *tokens: Value, **said: Value) -> tuple[int, str]:
-    body = {"disposition-status": "completed", "lock-tokens": list(tokens), **said}
+def settle(hostile: HostileClient, path: str, *tokens: Value, **fields: Value) -> tuple[int, str]:
+    body = {"disposition-status": "completed", "lock-tokens": list(tokens), **fields}
     status, name, _ = hostile.ask(path, "update-disposition", body)
     return status, name

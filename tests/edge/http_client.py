@@ -71,9 +71,9 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Do one request; `path` is encoded already."""
-        said = {"Authorization": self.token, **(headers or {})}
+        fields = {"Authorization": self.token, **(headers or {})}
         url = URL(url_of(self.bus) + path, encoded=True)
-        async with self.session.request(method, url, data=body, headers=said) as answer:
+        async with self.session.request(method, url, data=body, headers=fields) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
     async def send(
@@ -83,10 +83,10 @@ class HttpClient:
         broker: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        said = dict(headers or {})
+        fields = dict(headers or {})
         if broker is not None:
-            said["BrokerProperties"] = json.dumps(broker)
-        return await self.call("POST", f"/{quote(entity)}/messages?timeout=30", body, said)
+            fields["BrokerProperties"] = json.dumps(broker)
+        return await self.call("POST", f"/{quote(entity)}/messages?timeout=30", body, fields)
 
     async def send_batch(self, entity: str, members: object) -> Answer:
         headers = {"Content-Type": BATCH_TYPE}

@@ -66,10 +66,10 @@ def half_a_transfer(port: int) -> tuple[bytes, bytes]:
 
 def refused_tokens(port: int) -> tuple[bytes, bytes]:
     """Wrong tokens with delayed answers."""
-    said = {"operation": "put-token", "name": f"amqp://localhost:{port}/q"}
+    fields = {"operation": "put-token", "name": f"amqp://localhost:{port}/q"}
     body = [
         described(0x73, "id"),
-        Described(Ulong(0x74), said),
+        Described(Ulong(0x74), fields),
         Described(Ulong(0x77), "t" * 9_999),
     ]
     payload = b"".join(map(encode_value, body))

@@ -125,9 +125,9 @@ class Traffic:
         main, dead = self.names()
         present = main + dead
         assert len(present) == len(set(present)), "a message is in two places"
-        asked = set(self.completed) | set(self.cancelled) | set(self.deleted)
+        requested = set(self.completed) | set(self.cancelled) | set(self.deleted)
         for name, replies in self.sent.items():
-            if replies and name not in asked:
+            if replies and name not in requested:
                 assert name in present, f"accepted {name} is missing"
         for name, replies in self.completed.items():
             if replies == [Settled()]:
@@ -201,12 +201,12 @@ def test_a_reload_after_each_commit_shows_the_same_history(budget_bytes: int) ->
     assert without_numbers(straight) == without_numbers(reloaded)
 
 
-def told(result: object) -> object:
+def comparable(result: object) -> object:
     """Return what a result says; messages that are made anew are compared by what they are."""
     if isinstance(result, list | tuple):
-        return [told(each) for each in result]
+        return [comparable(each) for each in result]
     if isinstance(result, Outcome | Deliver | Envelope):
-        return [told(getattr(result, slot)) for slot in type(result).__slots__]
+        return [comparable(getattr(result, slot)) for slot in type(result).__slots__]
     return result
 
 
@@ -219,7 +219,7 @@ def test_the_same_log_makes_the_same_outcomes(seed: int) -> None:
     for (command, now_ms, found), expected in zip(
         first.rig.log[1:], first.rig.results[1:], strict=True
     ):
-        assert told(replay.state.apply(command, now_ms, found)) == told(expected)
+        assert comparable(replay.state.apply(command, now_ms, found)) == comparable(expected)
     assert replay.state.next_deadline_ms == first.rig.state.next_deadline_ms
 
 

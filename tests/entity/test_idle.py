@@ -52,8 +52,8 @@ def is_idle(rig: Rig, ms: int, entity_no: int = QUEUE) -> bool:
     rig.advance(ms - 1)
     assert entity_no not in rig.idle
     rig.advance(1)
-    told, rig.idle = rig.idle, []
-    return entity_no in told
+    reported, rig.idle = rig.idle, []
+    return entity_no in reported
 
 
 @pytest.mark.behaviour("S117")

@@ -16,9 +16,9 @@ make = Store.__init__
 LIMITS = UpkeepLimits(vacuum_rows=int(sys.argv.pop(1))) if __name__ == "__main__" else None
 
 
-def make_eager(self: Store, *said: Any, **named: Any) -> None:
+def make_eager(self: Store, *arguments: Any, **named: Any) -> None:
     """Initialize a store that vacuums its partitions early."""
-    make(self, *said, **named, upkeep_limits=LIMITS)
+    make(self, *arguments, **named, upkeep_limits=LIMITS)
 
 
 if __name__ == "__main__":

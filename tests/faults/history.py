@@ -470,7 +470,7 @@ def _reasons(history: History) -> Iterator[Violation]:
     }
     for key, left in history.left.items():
         path, name = key
-        asked = any(
+        requested = any(
             each.kind == "dead-letter" and history.result_of(each) is not Result.REFUSED
             for each in history.settled.get(key, ())
         )
@@ -481,7 +481,7 @@ def _reasons(history: History) -> Iterator[Violation]:
             allowed = {
                 "MaxDeliveryCountExceeded": each.count >= most,
                 "TTLExpiredException": lives.get(key) is not None,
-            }.get(each.reason or "", asked)
+            }.get(each.reason or "", requested)
             if not allowed:
                 yield Violation("I9", path, name, f"was dead-lettered as {each.reason}")
 

@@ -90,10 +90,10 @@ class History:
         if completed_at is not None and completed_at < started:
             self.problems.append(f"I2: {message_id} delivered after its completion was confirmed")
         # A kill may cut off a delivery that the client or the tables never saw (ADR 19).
-        seen, told = self.deliveries[message_id], message.delivery_count or 0
-        if abs(told - seen) > self.kills.count:
+        seen, reported = self.deliveries[message_id], message.delivery_count or 0
+        if abs(reported - seen) > self.kills.count:
             self.problems.append(
-                f"I8: {message_id} tells {told} earlier deliveries, {seen} were seen"
+                f"I8: {message_id} tells {reported} earlier deliveries, {seen} were seen"
             )
         self.deliveries[message_id] += 1
         self.completing.discard(message_id)
@@ -258,8 +258,8 @@ def make_broker(options: argparse.Namespace, kinds: list[Kind], folder: Path, ds
         program = [str(Path(__file__).parent / "eager_upkeep.py"), str(rows)]
     if Kind.PAGING in kinds:
         environment["POSTBUS_WINDOW_BYTES"] = str(PAGED_WINDOW_BYTES)
-    chosen = [options.broker] if options.broker else program
-    return Broker(folder, dsn, chosen, MANIFEST, environment)
+    command = [options.broker] if options.broker else program
+    return Broker(folder, dsn, command, MANIFEST, environment)
 
 
 async def kill_under_load(

@@ -122,7 +122,7 @@ def manifests() -> str:
     for name, expression in SUBSCRIPTIONS.items():
         spec = common
         if expression is not None:
-            spec += f", rules: [{{name: chosen, sqlFilter: {{sqlExpression: '{expression}'}}}}]"
+            spec += f", rules: [{{name: selected, sqlFilter: {{sqlExpression: '{expression}'}}}}]"
         if name == "c":
             spec += ", forwardTo: sink"
         documents.append(entity("Subscription", name, "news", spec))
@@ -140,8 +140,8 @@ spec: {{owner: {{name: {owner}}}{spec}}}"""
 def destinations(path: str, properties: Mapping[str, object]) -> Iterable[str]:
     """Return the destinations of a message sent to an entity."""
     if path == "news":
-        chosen = {1: ["news/b"], 2: ["sink"]}.get(int(str(properties.get("n", 0))), [])
-        return ["news/a", *chosen]
+        selected = {1: ["news/b"], 2: ["sink"]}.get(int(str(properties.get("n", 0))), [])
+        return ["news/a", *selected]
     return ["end" if path in ("hop-one", "hop-two") else path]
 
 
@@ -243,7 +243,7 @@ async def send(
             )
 
 
-def said(
+def send_step(
     name: str,
     path: str,
     session: str | None = None,
@@ -275,7 +275,7 @@ async def sender(load: Load, path: str) -> None:
                 session = f"s{random.randrange(SESSIONS)}" if path == "grouped" else None
                 due = time.time() + random.random() * 3 if path == "later" else None
                 sends = [
-                    said(
+                    send_step(
                         load.new_id(path),
                         path,
                         session,
@@ -296,7 +296,7 @@ async def canceller(load: Load) -> None:
     """Schedule messages by number and cancel some of them."""
     async with load.client() as client, client.get_queue_sender("later") as link:
         while await load.ready_to_send():
-            sent = said(load.new_id("number"), "later", due=time.time() + 5.0)
+            sent = send_step(load.new_id("number"), "later", due=time.time() + 5.0)
             numbers: list[int] = []
 
             async def schedule() -> None:

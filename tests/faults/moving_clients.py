@@ -35,8 +35,8 @@ from tests.faults.mixed_kills import (
     message_of,
     note_delivery,
     receiver,
-    said,
     send,
+    send_step,
     session_receiver,
     settle,
 )
@@ -169,7 +169,7 @@ async def sender(path: str, load: MovingLoad) -> None:
                 due = time.time() + random.random() * 3 if path == "later" else None
                 properties = {"n": random.randrange(3)} if path == "news" else None
                 sends = [
-                    said(load.new_id(path), path, session, due, properties)
+                    send_step(load.new_id(path), path, session, due, properties)
                     for _ in range(random.randint(1, 8))
                 ]
                 for _ in range(random.randint(1, 2) if path == "once" else 1):
@@ -182,7 +182,7 @@ async def canceller(load: MovingLoad) -> None:
     """Schedule messages by number and cancel some of them."""
     async with load.client() as client, client.get_queue_sender("later") as link:
         while load.may_send and not load.until.is_set():
-            sent = said(load.new_id("number"), "later", due=time.time() + 4.0)
+            sent = send_step(load.new_id("number"), "later", due=time.time() + 4.0)
             due = datetime.fromtimestamp(sent.due or 0.0, UTC)
             numbers: list[int] = []
 
@@ -277,7 +277,7 @@ async def use(load: MovingLoad, name: str, path: str) -> None:
     """Send to a created queue and receive some messages."""
     async with load.client() as client:
         async with client.get_queue_sender(name) as link:
-            sends = [said(load.new_id(name), path) for _ in range(random.randint(1, 3))]
+            sends = [send_step(load.new_id(name), path) for _ in range(random.randint(1, 3))]
             messages = [message_of(each) for each in sends]
             await send(load, path, sends, partial(link.send_messages, messages))
         async with client.get_queue_receiver(name) as link:

@@ -54,9 +54,9 @@ class Terminal:
     def run(self, *arguments: str) -> str:
         """Return the output of a command; it must not fail."""
         process = self.start(*arguments)
-        told, complaint = process.communicate(timeout=PATIENCE_S)
+        output, complaint = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, complaint
-        return told
+        return output
 
     def listed(self, *arguments: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.run(*arguments, "-o", "json").splitlines()]
@@ -110,11 +110,11 @@ def make_letters(broker: Broker) -> None:
 def wait_for_letters(terminal: Terminal, count: int) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
-        told = terminal.run("dlq", "resend", QUEUE, "--all", "--dry-run")
-        if told.startswith(f"{count} "):
+        output = terminal.run("dlq", "resend", QUEUE, "--all", "--dry-run")
+        if output.startswith(f"{count} "):
             return
         time.sleep(0.5)
-    raise AssertionError(told)
+    raise AssertionError(output)
 
 
 def wait_for_resent(terminal: Terminal) -> None:
@@ -134,8 +134,8 @@ def test_nine_thousand_dead_letters_are_sent_again_through_a_kill(
     make_letters(broker)
     wait_for_letters(terminal, LETTERS)
     _summary, look, edit, count, resend = commands_of_the_guide()
-    (chosen,) = terminal.listed(*look)
-    assert str(chosen["sequenceNumber"]) in edit
+    (selected,) = terminal.listed(*look)
+    assert str(selected["sequenceNumber"]) in edit
     terminal.run(*edit)
     assert terminal.run(*count).startswith(f"{LETTERS - KEPT - 1} ")
     running = terminal.start(*resend)

@@ -39,13 +39,13 @@ TOPOLOGY = Topology(
 )
 
 
-def sent(name: str = "m", path: str = "q", result: Result = OK, **said: object) -> Sent:
-    return Sent(path, name, result, 0.0, 1.0, **said)
+def sent(name: str = "m", path: str = "q", result: Result = OK, **fields: object) -> Sent:
+    return Sent(path, name, result, 0.0, 1.0, **fields)
 
 
-def got(name: str = "m", path: str = "q", at: float = 2.0, **said: object) -> Delivered:
+def got(name: str = "m", path: str = "q", at: float = 2.0, **more: object) -> Delivered:
     fields = {"sequence": 1, "count": 0, "token": "t1", "locked_until": 62.0, "enqueued": 1.0}
-    return Delivered(path, name, at, **{**fields, **said})
+    return Delivered(path, name, at, **{**fields, **more})
 
 
 def done(
@@ -55,13 +55,13 @@ def done(
     result: Result = OK,
     at: float = 3.0,
     token: str = "t1",
-    **said: object,
+    **fields: object,
 ) -> Settled:
-    return Settled(path, name, token, kind, result, at, at + 0.1, **said)
+    return Settled(path, name, token, kind, result, at, at + 0.1, **fields)
 
 
-def left(name: str = "m", path: str = "q", place: str = "active", **said: object) -> Left:
-    return Left(path, place, name, **{"sequence": 1, "count": 0, **said})
+def left(name: str = "m", path: str = "q", place: str = "active", **fields: object) -> Left:
+    return Left(path, place, name, **{"sequence": 1, "count": 0, **fields})
 
 
 GOOD: dict[str, list[Event]] = {

@@ -117,16 +117,16 @@ def test_broker_that_resumes_after_a_takeover_sends_no_false_answers(
     brokers: tuple[Broker, Broker],
 ) -> None:
     first, second = brokers
-    told = Answers()
+    answers = Answers()
     with connect(first) as old:
         old.attach_sender(QUEUE)
         old.attach_receiver(QUEUE)
         send(old, range(50))
-        told.read(old, 50, 0)
+        answers.read(old, 50, 0)
         old.write(old.flow(10))
         locked = [old.expect(TRANSFER) for _ in range(10)]
         send(old, range(50, 250))  # some are on their way when the broker stops
-        told.read(old, 100, 0)
+        answers.read(old, 100, 0)
         first.process.send_signal(signal.SIGSTOP)
         send(old, range(250, 300))
         old.write(*[complete(each, settled=False) for each in locked])
@@ -140,34 +140,34 @@ def test_broker_that_resumes_after_a_takeover_sends_no_false_answers(
                 new.write(new.flow(5_000))
                 delivered = Counter(receive_and_complete(new) for _ in range(100))
                 first.process.send_signal(signal.SIGCONT)  # the partition is the second's now
-                told.read(old, 300, 10)
+                answers.read(old, 300, 10)
                 new.write(new.transfer(0, message(b"", "-1"), settled=True))
                 while not delivered[-1]:
                     delivered[receive_and_complete(new)] += 1
         finally:
             second.stop()
-        check(told, delivered)
+        check(answers, delivered)
 
     with connect(first) as again:  # it claims the partition that was given up
         again.attach_sender(QUEUE)
         for number in range(2_000):
-            told = Answers()
+            answers = Answers()
             send(again, range(number, number + 1))
-            told.read(again, 1, 0)
-            if told.sends[number] == "accepted":
+            answers.read(again, 1, 0)
+            if answers.sends[number] == "accepted":
                 break
-            assert told.sends[number] in (NO_EFFECT, UNKNOWN)
+            assert answers.sends[number] in (NO_EFFECT, UNKNOWN)
         else:
             pytest.fail("the first broker did not take up again")
 
 
-def check(told: Answers, delivered: Counter[int]) -> None:
+def check(answers: Answers, delivered: Counter[int]) -> None:
     """Compare the answers of the paused broker with the stored state."""
-    assert set(told.settlements.values()) == {LOCK_LOST}
-    assert set(told.sends.values()) <= {"accepted", NO_EFFECT, UNKNOWN}
-    assert all(told.sends[number] != "accepted" for number in range(250, 300))
+    assert set(answers.settlements.values()) == {LOCK_LOST}
+    assert set(answers.sends.values()) <= {"accepted", NO_EFFECT, UNKNOWN}
+    assert all(answers.sends[number] != "accepted" for number in range(250, 300))
     assert set(delivered.values()) == {1}
-    for number, outcome in told.sends.items():
+    for number, outcome in answers.sends.items():
         if outcome == "accepted":
             assert number in delivered
         elif outcome == NO_EFFECT:

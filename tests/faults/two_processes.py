@@ -306,7 +306,7 @@ def manifests() -> str:
         entity("Topic", "news", "faults", ", supportOrdering: true"),
     ]
     for name, expression in SUBSCRIPTIONS.items():
-        rules = f", rules: [{{name: chosen, sqlFilter: {{sqlExpression: '{expression}'}}}}]"
+        rules = f", rules: [{{name: selected, sqlFilter: {{sqlExpression: '{expression}'}}}}]"
         documents.append(
             entity("Subscription", name, "news", common + (rules if expression else ""))
         )
@@ -320,7 +320,7 @@ class Life:
     first_seed: int
     rounds: int
     began: float = field(default_factory=time.time)
-    told: list[tuple[float, int, str]] = field(default_factory=list)
+    applied_steps: list[tuple[float, int, str]] = field(default_factory=list)
     """Time, seed and text of each event."""
 
     events: list[Event] = field(default_factory=list)
@@ -410,15 +410,15 @@ async def live_round(life: Life, seed: int, processes: Sequence[Process]) -> Non
     steps = steps_of(seed)
     for step in steps:
         await asyncio.sleep(max(0.0, began + step.at_s - time.monotonic()))
-        process = chosen(step, processes)
+        process = affected_process(step, processes)
         if step.is_patient:
             await process.listening()
-        life.told.append((time.time(), seed, process.apply(step)))
+        life.applied_steps.append((time.time(), seed, process.apply(step)))
     lasts_s = max(ROUND_S, steps[0].for_s)  # so that the other one can take over
     await asyncio.sleep(max(0.0, began + lasts_s - time.monotonic()))
 
 
-def chosen(step: Step, processes: Sequence[Process]) -> Process:
+def affected_process(step: Step, processes: Sequence[Process]) -> Process:
     """Return the process that loaded partition 0 last, or the other one."""
     owner, other = sorted(processes, key=epoch_of, reverse=True)
     return owner if step.is_for_owner else other
@@ -578,14 +578,14 @@ def show(life: Life) -> None:
     )
     print(
         f"rounds {life.first_seed} to {life.first_seed + life.rounds - 1}:"
-        f" {time.time() - life.began:.0f} s, {len(life.told)} events, {accepted} accepted,"
+        f" {time.time() - life.began:.0f} s, {len(life.applied_steps)} events, {accepted} accepted,"
         f" {kinds['Delivered']} delivered, {kinds['Loaded']} loads of an entity,"
         f" violations {len(life.violations)}",
         flush=True,
     )
     if not life.violations:
         return
-    for at, seed, text in life.told:
+    for at, seed, text in life.applied_steps:
         print(f"  {datetime.fromtimestamp(at, UTC):%H:%M:%S.%f} seed {seed}, {text}")
     for violation in sorted(life.violations, key=lambda each: each.invariant, reverse=True)[:30]:
         print(violation)
@@ -620,7 +620,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="postbus-two-") as folder:
         lives = asyncio.run(run(options, Path(folder)))
     kinds = Counter(type(event).__name__ for life in lives for event in life.events)
-    verbs = Counter(text.split()[0] for life in lives for _, _, text in life.told)
+    verbs = Counter(text.split()[0] for life in lives for _, _, text in life.applied_steps)
     troubles = sum((life.troubles for life in lives), Counter())
     print(f"rounds {options.rounds}, {timedelta(seconds=round(time.time() - began))}")
     print("events " + ", ".join(f"{name} {count}" for name, count in sorted(verbs.items())))

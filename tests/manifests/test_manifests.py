@@ -487,12 +487,12 @@ def test_secret_must_be_defined_and_hold_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["x", "SAS_KEY", "nineteen-characters"])
 def test_given_keys_must_not_be_short(tmp_path: Path, key: str) -> None:
-    told = "a key has at least 20 characters: generate one with `openssl rand -base64 32`"
+    complaint = "a key has at least 20 characters: generate one with `openssl rand -base64 32`"
     short = SECRET.replace("first-of-twenty-and-more", key)
     twice = WITH_RULES.replace("[Listen]}", "[Listen], secretName: shop-keys}")
-    assert complaints(tmp_path, twice, short) == [f":17: stringData.primaryKey: {told}"]
+    assert complaints(tmp_path, twice, short) == [f":17: stringData.primaryKey: {complaint}"]
     second = SECRET.replace("c2Vjb25kLW9mLXR3ZW50eS1hbmQtbW9yZQ==", "c2hvcnQ=")
-    assert complaints(tmp_path, WITH_RULES, second) == [f":15: data.secondaryKey: {told}"]
+    assert complaints(tmp_path, WITH_RULES, second) == [f":15: data.secondaryKey: {complaint}"]
 
 
 def test_key_of_the_emulator_is_taken_here(tmp_path: Path) -> None:

@@ -122,17 +122,17 @@ def test_prefix_has_header_and_annotations_in_every_combination() -> None:
         envelope = Envelope(
             is_durable=durable, priority=priority, **client_annotations(**own), body=BODY
         )
-        told = {
+        fields = {
             "delivery_count": count,
             "ttl_ms": ttl_ms,
             "locked_until_ms": locked_ms,
             "state": state,
             "lock_token": token,
         }
-        prefix = encode_prefix(envelope, sequence=SEQUENCE, enqueued_ms=ENQUEUED_MS, **told)
+        prefix = encode_prefix(envelope, sequence=SEQUENCE, enqueued_ms=ENQUEUED_MS, **fields)
         sections = sections_of(prefix)
         assert list(sections) == sorted(sections)
-        assert same(sections, dict(sorted(expected_sections(envelope, own, **told).items())))
+        assert same(sections, dict(sorted(expected_sections(envelope, own, **fields).items())))
 
 
 @pytest.mark.parametrize("size", range(90, 180))

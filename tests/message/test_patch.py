@@ -122,10 +122,10 @@ def test_large_merges_are_well_formed(changes: dict[str, Value]) -> None:
 
 
 def test_merge_keeps_the_limit() -> None:
-    room = len(merge_properties(b"", {"a": "x" * 300}))
-    assert merge_properties(b"", {"a": "x" * 300}, room)
+    capacity = len(merge_properties(b"", {"a": "x" * 300}))
+    assert merge_properties(b"", {"a": "x" * 300}, capacity)
     with pytest.raises(PropertiesTooLarge, match="limit"):
-        merge_properties(b"", {"a": "x" * 301}, room)
+        merge_properties(b"", {"a": "x" * 301}, capacity)
 
 
 @pytest.mark.parametrize("value", [[], {}, Array(0x50, []), Described(Ulong(1), 1), object()])

@@ -64,7 +64,7 @@ def test_plain_connections_only_on_loopback_unless_asked_for(host: str, expected
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("settings", "words"),
     [
         ({"port": 6000, "tls_port": 6000}, "tls_port and port are both 6000"),
         ({"metrics_port": 5672}, "metrics_port and port are both 5672"),
@@ -72,9 +72,9 @@ def test_plain_connections_only_on_loopback_unless_asked_for(host: str, expected
         ({"host": "0.0.0.0", "is_tls_enabled": False}, "no client could connect"),
     ],
 )
-def test_contradictions_are_refused(said: dict[str, object], words: str) -> None:
+def test_contradictions_are_refused(settings: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        load_settings(**said)
+        load_settings(**settings)
 
 
 def test_free_ports_do_not_clash() -> None:

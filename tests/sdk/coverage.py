@@ -37,9 +37,9 @@ def read_calls(files: Iterable[Path]) -> Methods:
     """Add up what the processes of a suite wrote."""
     total: Methods = {}
     for file in files:
-        for name, said in json.loads(file.read_text())["methods"].items():
+        for name, calls in json.loads(file.read_text())["methods"].items():
             before = total.get(name, Calls(0, 0))
-            total[name] = Calls(before.tried + said["tried"], before.worked + said["worked"])
+            total[name] = Calls(before.tried + calls["tried"], before.worked + calls["worked"])
     assert total, "the suite wrote down no calls"
     return total
 

@@ -127,14 +127,14 @@ class KeptBus:
         assert self._process.stdout is not None
         late = threading.Timer(READY_S, self._process.kill)
         late.start()
-        said = ""
+        printed = ""
         for line in self._process.stdout:
-            said += line
+            printed += line
             if line.startswith("ready"):
                 late.cancel()
                 return
         late.cancel()
-        raise RuntimeError(f"the bus did not start: {said}; see bus.log")
+        raise RuntimeError(f"the bus did not start: {printed}; see bus.log")
 
     def _stop(self, how: str) -> None:
         assert self._process is not None, "the bus does not run"

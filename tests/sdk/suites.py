@@ -34,11 +34,13 @@ def entities() -> Iterator[Manifest]:
         "sender": "s3nd=s3nd=s3nd=s3nd=",
         "listener": "l1sten/+l1sten/+l1sten/+",
     }
-    said = [
+    authorization = [
         {"name": name, "rights": [right], "secretName": name.lower()}
         for name, right in rules.items()
     ]
-    yield manifest("Namespace", NAMESPACE, sku={"name": "Standard"}, authorizationRules=said)
+    yield manifest(
+        "Namespace", NAMESPACE, sku={"name": "Standard"}, authorizationRules=authorization
+    )
     for name, key in keys.items():
         named: Manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name.lower()}}
         yield {**named, "stringData": {"primaryKey": key}}
@@ -69,8 +71,8 @@ def queue(name: str, **properties: object) -> Manifest:
 
 
 def subscription(topic: str, name: str, **properties: object) -> Manifest:
-    said = {"owner": {"name": topic}, "entityName": name, **properties}
-    return manifest("Subscription", f"{topic}-{name}", **said)
+    spec = {"owner": {"name": topic}, "entityName": name, **properties}
+    return manifest("Subscription", f"{topic}-{name}", **spec)
 
 
 def program_of_the_page(language: str) -> str:
@@ -127,7 +129,7 @@ def run_suite(
             timeout=LIMIT_S + 120,
         )
         log = folder / "bus.log"
-        told = log.read_text()[-6_000:] if log.exists() else ""
+        log_tail = log.read_text()[-6_000:] if log.exists() else ""
     assert ended.returncode == 0, (
-        ended.stdout[-20_000:] + ended.stderr[-4_000:] + "\n--- the bus ---\n" + told
+        ended.stdout[-20_000:] + ended.stderr[-4_000:] + "\n--- the bus ---\n" + log_tail
     )

@@ -76,6 +76,6 @@ def test_go(postgres_server: EmbeddedPostgres, go: str, tmp_path: Path) -> None:
     source.write_text(program_of_the_page("go"))
     subprocess.run([go, "build", "-o", str(first_steps), str(source)], check=True, cwd=PROJECT)
     for transport in ("tls", "websocket"):
-        said = {"POSTBUS_TRANSPORT": transport, "POSTBUS_FIRST_STEPS": str(first_steps)}
-        run_suite(postgres_server, f"go_{transport}", command, PROJECT, said)
+        variables = {"POSTBUS_TRANSPORT": transport, "POSTBUS_FIRST_STEPS": str(first_steps)}
+        run_suite(postgres_server, f"go_{transport}", command, PROJECT, variables)
     keep(CLIENT, module["Version"], calls_of(profile, Path(module["Dir"])))

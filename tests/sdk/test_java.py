@@ -41,12 +41,12 @@ def version_of(artifact: str) -> str:
 
 def test_java(postgres_server: EmbeddedPostgres, maven: str, tmp_path: Path) -> None:
     for transport in ("tls", "websocket"):
-        said = {
+        variables = {
             "POSTBUS_TRANSPORT": transport,
             "POSTBUS_COVERAGE": str(tmp_path),
             "POSTBUS_TRUST_STORE": str(tmp_path / f"{transport}.p12"),
         }
         command = ["sh", "-c", TRUSTED, "sh", maven, "-B", "-q", "-o", "test"]
-        run_suite(postgres_server, f"java_{transport}", command, PROJECT, said)
+        run_suite(postgres_server, f"java_{transport}", command, PROJECT, variables)
     for folder, client in CLIENTS.items():
         keep(client, version_of(client), read_calls((tmp_path / folder).glob("*.json")))

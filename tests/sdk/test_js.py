@@ -31,12 +31,12 @@ def node() -> str:
 def test_javascript(postgres_server: EmbeddedPostgres, node: str, tmp_path: Path) -> None:
     command = [node, "--test", "--test-concurrency=1", "--test-reporter=spec"]
     for transport in ("tls", "websocket"):
-        said = {
+        variables = {
             "POSTBUS_TRANSPORT": transport,
             "POSTBUS_COVERAGE": str(tmp_path),
             "POSTBUS_FIRST_STEPS": program_of_the_page("js"),
         }
-        run_suite(postgres_server, f"js_{transport}", command, PROJECT, said)
+        run_suite(postgres_server, f"js_{transport}", command, PROJECT, variables)
     package = PROJECT / "node_modules" / CLIENT / "package.json"
     version = json.loads(package.read_text())["version"]
     keep(CLIENT, version, read_calls(tmp_path.glob("*.json")))

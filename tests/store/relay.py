@@ -17,15 +17,16 @@ CHUNK = 64 * 1024
 class Relay:
     """Stands between clients and the server's socket.
 
-    `said` counts the messages of clients by `application_name` and type byte. While `is_silent`,
-    nothing goes through and no end is reported: a host without power, a cut network. `pause_at`
-    is an `application_name` and a text: the first such client that sends the text is paused just
-    before it. `deafen_at` likewise: the server gets the text, but its answer is dropped.
+    `client_messages` counts the messages of clients by `application_name` and type byte. While
+    `is_silent`, no byte is forwarded and no end is reported: a host without power, a cut network.
+    `pause_at` is an `application_name` and a text: the first such client that sends the text is
+    paused just before it. `deafen_at` likewise: the server gets the text, but its answer is
+    dropped.
     `open_count` is the number of clients.
     """
 
     def __init__(self, path: Path, tls: ssl.SSLContext | None = None) -> None:
-        self.said: dict[str, Counter[str]] = {}
+        self.client_messages: dict[str, Counter[str]] = {}
         self.is_silent = False
         self.pause_at: tuple[str, bytes] | None = None
         self.deafen_at: tuple[str, bytes] | None = None
@@ -54,7 +55,7 @@ class Relay:
                 return
         from_server, to_server = await asyncio.open_unix_connection(str(self._path))
         self._writers.add(to_server)
-        client = _Client(self.said)
+        client = _Client(self.client_messages)
         self.open_count += 1
         try:
             async with asyncio.TaskGroup() as both:
@@ -105,8 +106,8 @@ class Relay:
 class _Client:
     """Messages of one client. Source: PostgreSQL manual, 55.7 message formats."""
 
-    def __init__(self, said: dict[str, Counter[str]]) -> None:
-        self._said = said
+    def __init__(self, client_messages: dict[str, Counter[str]]) -> None:
+        self._messages = client_messages
         self.name: str | None = None
         self.is_paused = False
         self.is_deaf = False
@@ -125,7 +126,7 @@ class _Client:
             if self.name is None:
                 self._start(message[4:])
             else:
-                self._said.setdefault(self.name, Counter())[chr(message[0])] += 1
+                self._messages.setdefault(self.name, Counter())[chr(message[0])] += 1
 
     def _start(self, body: bytes) -> None:
         if body[:4] != b"\x00\x03\x00\x00":  # it asks for TLS first

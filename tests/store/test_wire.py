@@ -18,7 +18,7 @@ async def test_commit_carries_no_parse(database: str) -> None:
         store = Store(dsn)
         async with driven(store) as it:
             for turn in range(2):  # the first one prepares statements that few partitions need
-                before = Counter(relay.said[WRITER])
+                before = Counter(relay.client_messages[WRITER])
                 for number in range(5):
                     key = 1 + 100 * (10 * turn + number)
                     await it.commit(outcome([insert(key)]))
@@ -27,9 +27,9 @@ async def test_commit_carries_no_parse(database: str) -> None:
                     await it.commit(outcome(deletes=[key + 1]))
                     await it.commit(outcome(mutations=[RecordAcquired([key + 2], [1])]))
                     await it.commit(outcome(deletes=[key + 2, key + 3]))
-                said = relay.said[WRITER] - before
-            assert said["B"] >= 30  # Bind: the commits went this way
-            assert said["P"] == 0
+                sent = relay.client_messages[WRITER] - before
+            assert sent["B"] >= 30  # Bind: the commits went this way
+            assert sent["P"] == 0
         await store.close()
 
 

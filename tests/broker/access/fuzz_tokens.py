@@ -74,17 +74,17 @@ def checked(text: str, audience: str) -> Grant | None:
 def check_good(source: random.Random) -> None:
     """Make a token; it must grant the rights of its rule there, and none elsewhere."""
     rule = source.choice(RULES)
-    signed, asked = source.choice(PATHS), source.choice(PATHS)
+    signed, requested = source.choice(PATHS), source.choice(PATHS)
     life_s = source.choice([-10_000, -1, 0, 1, 3_600])
     fields = made(source, rule, signed, str(int(NOW_S) + life_s))
-    grant = checked(joined(source, fields), f"sb://h/{quote(asked)}")
+    grant = checked(joined(source, fields), f"sb://h/{quote(requested)}")
     scope = None if rule.scope is None else rule.scope.lower()
-    is_in_scope = scope is None or asked == scope or asked.startswith(scope + "/$")
-    if life_s > 0 and covers(resource_path("/" + signed), asked) and is_in_scope:
+    is_in_scope = scope is None or requested == scope or requested.startswith(scope + "/$")
+    if life_s > 0 and covers(resource_path("/" + signed), requested) and is_in_scope:
         assert grant is not None, fields
-        assert (grant.rights, grant.rule_name, grant.path) == (rule.rights, rule.name, asked)
+        assert (grant.rights, grant.rule_name, grant.path) == (rule.rights, rule.name, requested)
     else:
-        assert grant is None, (fields, asked)
+        assert grant is None, (fields, requested)
 
 
 def check_changed(source: random.Random) -> None:

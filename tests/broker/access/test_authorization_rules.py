@@ -125,13 +125,13 @@ async def test_a_caller_that_leaves_while_a_rule_is_deleted_does_not_keep_it_in_
     await rig.rules.put(None, WantedRule("robot", SEND))
     replace, begun, goes_on = rig.store.replace, asyncio.Event(), asyncio.Event()
 
-    async def told_late(*said: Any) -> list[SealedRule]:
-        written = await replace(*said)
+    async def written_late(*arguments: Any) -> list[SealedRule]:
+        written = await replace(*arguments)
         begun.set()
         await goes_on.wait()
         return written
 
-    monkeypatch.setattr(rig.store, "replace", told_late)
+    monkeypatch.setattr(rig.store, "replace", written_late)
     deleting = asyncio.create_task(rig.rules.delete(None, "robot"))
     await begun.wait()
     deleting.cancel()

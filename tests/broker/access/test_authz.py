@@ -208,8 +208,8 @@ def test_token_for_a_path_that_is_called_like_the_bus_stays_one_for_that_path() 
 def test_expired_token_is_refused_in_the_words_of_service_bus(expiry: str, shown: str) -> None:
     with pytest.raises(TokenRefused) as caught:
         RULES.check_token(token("sb%3A%2F%2Fh", expiry=expiry), "sb://h/orders", NOW_S)
-    said = f"The token is expired. Expiration time: '{shown}'."
-    assert (caught.value.code, str(caught.value)) == ("ExpiredToken", said)
+    text = f"The token is expired. Expiration time: '{shown}'."
+    assert (caught.value.code, str(caught.value)) == ("ExpiredToken", text)
 
 
 def test_rule_of_an_entity_does_not_reach_an_entity_named_below_it() -> None:

@@ -96,7 +96,7 @@ async def test_one_partition_in_trouble_takes_no_other_away(store: Store) -> Non
     async with running(store, partition_count=2) as bus:
         ready = readiness_of(bus, store)
         bus.hosts[0].interrupt(60)
-        asked = asyncio.ensure_future(bus.hosts[0].call(Tick()))
+        loading = asyncio.ensure_future(bus.hosts[0].call(Tick()))
 
         async def is_in_trouble() -> bool:
             return bus.hosts[0].trouble is not None
@@ -105,7 +105,7 @@ async def test_one_partition_in_trouble_takes_no_other_away(store: Store) -> Non
         assert await ready.is_ready()  # the other one was never used, and its store answers
         await bus.hosts[1].call(Tick())
         assert await ready.is_ready()
-        await asked
+        await loading
 
 
 async def test_no_partition_that_can_be_loaded_is_not_ready(store: Store) -> None:

@@ -67,12 +67,12 @@ ACTIVE = SubQueue.ACTIVE
 HOUR_MS = 3_600_000
 
 
-def note_commands(host: Host, asked: list[int]) -> None:
+def note_commands(host: Host, noted: list[int]) -> None:
     """Record each command that reaches a partition from now on."""
     submit = host.submit
 
     def noting(command: Command, on_reply: OnReply | None = None) -> None:
-        asked.append(host.partition_id)
+        noted.append(host.partition_id)
         submit(command, on_reply)
 
     host.submit = noting
@@ -171,14 +171,14 @@ async def test_a_later_send_may_be_answered_first(store: Store, database: str) -
         await bus.load()
         slow, fast = keys_for(2)
         await bus.sent(queue, message(key=slow), message(key=fast))
-        told: list[str] = []
+        answered: list[str] = []
         async with other.transaction():
             await other.execute("lock table partition_0.message in share mode")
             for key in (slow, fast):
                 command = Enqueue(queue.entity_no, [message(key, key=key)])
-                bus.router.submit(-1, command, lambda reply, key=key: told.append(key))
-            await until(lambda: told == [fast])
-        await until(lambda: told == [fast, slow])
+                bus.router.submit(-1, command, lambda reply, key=key: answered.append(key))
+            await until(lambda: answered == [fast])
+        await until(lambda: answered == [fast, slow])
 
 
 REFUSING = """
@@ -364,12 +364,12 @@ async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
             await bus.sent(queue, message(str(n)))
         consumer_id, sink = await bus.consume(queue, 1)
         await until(lambda: len(sink.deliveries) == 1)
-        asked: list[int] = []
+        noted: list[int] = []
         for host in bus.hosts:
-            note_commands(host, asked)
+            note_commands(host, noted)
         await bus.call(queue, SetDemand(consumer_id, 2))
         assert len(sink.deliveries) == 2  # at once
-        assert len(asked) == 1  # one partition was asked, not all
+        assert len(noted) == 1  # one partition was asked, not all
         _, other = await bus.consume(queue, 20)
         await until(lambda: len(other.deliveries) == 6)
         bus.router.unregister_sink(queue.partition_id, consumer_id)
@@ -387,11 +387,11 @@ async def test_messages_locked_by_another_client_come_when_its_locks_end(store: 
         assert await bus.drain(queue, consumer_id, 10) == 0
         assert len(await bus.peek_all(queue)) == 6
         await bus.call(queue, SetDemand(consumer_id, 10))
-        asked: list[int] = []
+        noted: list[int] = []
         for host in bus.hosts:
-            note_commands(host, asked)
+            note_commands(host, noted)
         await wait_for_too_many(0.25)
-        assert (asked, sink.deliveries) == ([], [])  # locked messages are not requested
+        assert (noted, sink.deliveries) == ([], [])  # locked messages are not requested
         assert await bus.call(queue, LoseLocks(queue.entity_no)) == Done()
         await until(lambda: len(sink.deliveries) == 6)
         assert {each.delivery_count for each in sink.deliveries} == {1}
@@ -422,8 +422,8 @@ async def test_a_message_does_not_wait_for_earlier_ones_of_another_partition(
             assert "0" not in sink.bodies  # a later message has arrived
         finally:
             host.submit = submit
-            for asked in held_back:
-                submit(*asked)
+            for call in held_back:
+                submit(*call)
         await until(lambda: len(sink.deliveries) == 12)
         assert sorted(sink.bodies, key=int) == list(sent.values())
         for place in range(4):  # in each of them the order is kept
@@ -443,7 +443,7 @@ async def test_demand_of_a_partition_is_free_again_when_it_reloads(
         (key,) = keys_for(1)
         host = bus.hosts[0]
         submit = host.submit
-        asked: list[Command] = []
+        noted: list[Command] = []
 
         def ask_and_fail(command: Command, on_reply: OnReply | None = None) -> None:
             if isinstance(command, SetDemand) and command.is_drain:
@@ -451,14 +451,14 @@ async def test_demand_of_a_partition_is_free_again_when_it_reloads(
                 submit(Enqueue(queue.entity_no, [message("unknown", key=key)]))
                 submit(command, on_reply)  # its answer waits for the commit, which fails
                 host.interrupt(0.01)
-                asked.append(command)
+                noted.append(command)
             else:
                 submit(command, on_reply)
 
         host.submit = ask_and_fail
         await bus.sent(queue, message("first", key=key))
         await until(lambda: sink.bodies == ["first"])
-        assert len(asked) == 1
+        assert len(noted) == 1
 
 
 async def test_a_drain_takes_available_messages_and_ends(store: Store) -> None:
@@ -612,10 +612,10 @@ async def test_tokens_of_several_partitions_are_settled_at_once(store: Store) ->
         tokens, _ = await locked(bus, 8)
         unknown = bytes(8) + b"\x00\x02" + bytes(6)
         nowhere = bytes(8) + b"\x01\x00" + bytes(6)
-        asked = [tokens[0], unknown, tokens[1], nowhere, tokens[2], tokens[3]]
-        check = CheckLocks(queue.entity_no, ACTIVE, asked)
+        requested = [tokens[0], unknown, tokens[1], nowhere, tokens[2], tokens[3]]
+        check = CheckLocks(queue.entity_no, ACTIVE, requested)
         assert await bus.call(queue, check) == Settled([1, 3])
-        settle = Settle(queue.entity_no, ACTIVE, asked, Disposition.COMPLETE)
+        settle = Settle(queue.entity_no, ACTIVE, requested, Disposition.COMPLETE)
         assert await bus.call(queue, settle) == Settled([1, 3])
         assert await bus.call(queue, settle) == Settled(list(range(6)))
         dead = Settle(queue.entity_no, ACTIVE, tokens[4:], Disposition.DEAD_LETTER, "why", "so")
@@ -678,10 +678,10 @@ async def test_deferred_messages_of_several_partitions_are_received_together(sto
         for missing in (numbers[0] + 1, 77 << 48, -1):
             reply = await take([*numbers, missing])
             assert refusal_of(reply) is Refusal.MESSAGE_NOT_FOUND
-        asked = [numbers[2], numbers[0], numbers[3]]
-        reply = await take(asked)  # none of them is locked by what failed before
+        requested = [numbers[2], numbers[0], numbers[3]]
+        reply = await take(requested)  # none of them is locked by what failed before
         assert isinstance(reply, DeferredReceived)
-        assert [each.sequence for each in reply.deliveries] == asked
+        assert [each.sequence for each in reply.deliveries] == requested
         assert [each.delivery_count for each in reply.deliveries] == [0, 0, 0]
         assert all(each.lock_token for each in reply.deliveries)
         back = [each.lock_token for each in reply.deliveries]

@@ -345,8 +345,8 @@ def ask(
     host, port = address_of(bus, "http")
     connection = http.client.HTTPConnection(host, port, timeout=30)
     try:
-        said = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, body or None, said)
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body or None, fields)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -387,8 +387,8 @@ def put_token(bus: ControlledBus, token: str) -> str:
 
 def put_token_on(client: RawClient, token: str, resource: str = f"sb://localhost/{QUEUE}") -> str:
     """Return the answer of `$cbs` to a token."""
-    said = {"operation": "put-token", "type": "x", "name": resource}
-    answered = response_parts(request(client, "$cbs", "id", said, token))[1]
+    fields = {"operation": "put-token", "type": "x", "name": resource}
+    answered = response_parts(request(client, "$cbs", "id", fields, token))[1]
     return f"{int(answered['status-code'])} {answered['status-description'].partition(':')[0]}"
 
 

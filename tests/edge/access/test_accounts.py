@@ -316,9 +316,9 @@ def test_one_key_has_not_all_connections(
         assert refused_as(closed.value.args[0]) == BUSY
         http = clients.enter_context(dial(bus))
         http.sendall(post_head(bus, queue, TENANT, 1) + b"x")
-        said = http.recv(65_536)
-        assert said.startswith(b"HTTP/1.1 429 ")
-        assert b"Retry-After: 1" in said
+        answer = http.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"Retry-After: 1" in answer
         assert http.recv(1) == b""
         assert clients.enter_context(connect(bus, ROOT)).outcome == 0
         assert goes_on(send, undisturbed_s)

@@ -348,11 +348,11 @@ def test_unauthenticated_clients_cannot_fill_memory(bus: BusThread, kind: str) -
         with suppress(ConnectionError):
             for each in {"links": links, "sessions": sessions, "requests": [link, *more]}[kind]:
                 client.sendall(each)
-        said = b""
+        received = b""
         with suppress(ConnectionError):
             while data := client.recv(1 << 20):
-                said = said[-1_000:] + data
-    assert b"authenticate first" in said
+                received = received[-1_000:] + data
+    assert b"authenticate first" in received
     assert len(bus.front.admission_control) == 0
 
 

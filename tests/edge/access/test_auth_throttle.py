@@ -325,17 +325,17 @@ def counted(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> Callable[
     method = getattr(of, name)
     seen = [0]
 
-    def call(*said: object, **named: object) -> object:
+    def call(*arguments: object, **named: object) -> object:
         seen[0] = next(calls) + 1
-        return method(*said, **named)
+        return method(*arguments, **named)
 
     monkeypatch.setattr(of, name, call)
     return lambda: seen[0]
 
 
 def plain_guess(number: int) -> bytes:
-    said = f"\0{ROOT.name}\0guess {number}".encode()
-    return b"AMQP\x03\x01\x00\x00" + frame(SASL_INIT, Symbol("PLAIN"), said, kind=1)
+    response = f"\0{ROOT.name}\0guess {number}".encode()
+    return b"AMQP\x03\x01\x00\x00" + frame(SASL_INIT, Symbol("PLAIN"), response, kind=1)
 
 
 def http_guess(number: int) -> bytes:
@@ -400,9 +400,9 @@ def test_authenticated_client_is_not_delayed_and_others_queue(
         )
         wait_until(bus, lambda: len(guessed.queued) == 1)
         bus.run(passed(timers, 0.11))
-        said = b""
-        while b"postbus" not in said:  # its open, which came with the init, is answered
-            said += late.recv(65_536)
+        received = b""
+        while b"postbus" not in received:  # its open, which came with the init, is answered
+            received += late.recv(65_536)
         for number in range(100):
             client = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
             clients.enter_context(client).sendall(plain_guess(1_000 + number))

@@ -32,11 +32,11 @@ class Slow:
     """Answers on request, and counts requests."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requested = 0
         self.answer = asyncio.Event()
 
     async def handle(self, _request: web.BaseRequest) -> web.StreamResponse:
-        self.asked += 1
+        self.requested += 1
         await self.answer.wait()
         return web.Response()
 
@@ -51,13 +51,13 @@ def test_http_client_without_a_key_has_one_request_at_a_time(runner: asyncio.Run
             port = await listeners.listen(HOST, 0)
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(POST)
-            await wait_until(lambda: slow.asked == 1)
+            await wait_until(lambda: slow.requested == 1)
             writer.write(POST)
             await wait_a_moment()
             slow.answer.set()
             async with asyncio.timeout(5):
                 answered = await reader.read()
-            assert answered.count(b"HTTP/1.1 200 ") == slow.asked == 1
+            assert answered.count(b"HTTP/1.1 200 ") == slow.requested == 1
             writer.close()
 
     runner.run(run())

@@ -90,14 +90,14 @@ def test_answers_wait_for_a_client_that_reads(
     attach_node(raw, queue)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_bytes()
-    asked = [raw.transfer(n, PEEK, handle=REQUESTS, settled=True) for n in range(5, 305)]
+    peeks = [raw.transfer(n, PEEK, handle=REQUESTS, settled=True) for n in range(5, 305)]
     credit = raw.flow(1_000, handle=ANSWERS)
     if is_credit_late:
-        raw.write(*asked)
+        raw.write(*peeks)
         wait_until(bus, lambda: request_endpoint(bus, queue)._link.delivery_count == 300)
         raw.write(credit)
     else:
-        raw.write(credit, *asked)
+        raw.write(credit, *peeks)
     assert {answer(raw)[0] for _ in range(300)} == {200}
     assert peak_bytes() - before < 32 * MIB
     connection = request_endpoint(bus, queue)._connection
@@ -155,12 +155,12 @@ def test_body_of_many_values_takes_bounded_memory(
         raw.write(raw.flow(10, handle=ANSWERS))
         body = lists(900_000)
         tracemalloc.start()
-        status, said = ask(raw, request("peek-message", body))
+        status, properties = ask(raw, request("peek-message", body))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     is_allowed = rule is RULES[0]
     assert status == (400 if is_allowed else 401)
-    assert ("too many values" in str(said["statusDescription"])) is is_allowed
+    assert ("too many values" in str(properties["statusDescription"])) is is_allowed
     assert (max(decoded) > 900_000) is is_allowed
     assert peak < 12 * MIB
 
@@ -169,9 +169,9 @@ def test_only_messages_make_a_request_large(bus: BusThread, raw: RawClient, queu
     attach_node(raw, queue)
     raw.write(raw.flow(10, handle=ANSWERS))
     filling = encode_value({"filling": b"x" * (1_100 << 10), "sequence-numbers": [1]})
-    status, said = ask(raw, request("receive-by-sequence-number", filling))
-    assert (status, said["errorCondition"]) == (400, "com.microsoft:argument-error")
-    assert f"{requests.REQUEST_BYTES} bytes" in str(said["statusDescription"])
+    status, properties = ask(raw, request("receive-by-sequence-number", filling))
+    assert (status, properties["errorCondition"]) == (400, "com.microsoft:argument-error")
+    assert f"{requests.REQUEST_BYTES} bytes" in str(properties["statusDescription"])
     bodies = [{"message": message(b"x" * 200_000)} for _ in range(6)]
     assert ask(raw, request("schedule-message", encode_value({"messages": bodies})))[0] in {
         200,

@@ -126,13 +126,13 @@ def test_a_link_ends_at_the_second_its_token_does(
     monkeypatch.setattr(amqp_listener.AmqpTransport, "tick", lambda *_: None)
     expires_s = int(bus.real_time_s()) + 60
     resource = f"sb://localhost/{queue}"
-    said = {"operation": "put-token", "type": "x", "name": resource}
+    properties = {"operation": "put-token", "type": "x", "name": resource}
     token = sas_token(resource, ROOT.name, ROOT.keys.primary, expires_s)
     other = bus.queue("scoped")
     with RawClient(bus.port, "of-one-queue", "only here") as client:
         client.attach_sender(other, 5)
         bus.real_shift_s = expires_s - 0.5 - time.time()
-        answer = request(client, "$cbs", "id", said, token)
+        answer = request(client, "$cbs", "id", properties, token)
         assert response_parts(answer)[1]["status-code"] == 202
         client.attach_receiver(queue, 6)
         detached = client.expect(DETACH)

@@ -83,8 +83,8 @@ def test_true_and_false_filters_differ_from_equal_sql_filters(
         "false-filter": (8, {}),
         "sql-filter": (6, {"expression": "1=1"}),
     }
-    for kind, (code, said) in wanted.items():
-        body: dict[str, Value] = {"rule-name": "new", "rule-description": {kind: said}}
+    for kind, (code, description) in wanted.items():
+        body: dict[str, Value] = {"rule-name": "new", "rule-description": {kind: description}}
         assert raw.ask(path, "add-rule", body)[0] == 200
         _, _, found = raw.ask(path, "enumerate-rules", {"top": 100, "skip": 0})
         described = {each["rule-description"].value[2]: each for each in found["rules"]}
@@ -170,9 +170,9 @@ def test_bodies_are_left_out_of_peeked_messages(bus: BusThread, raw: HostileClie
     queue = bus.queue()
     with bus.client() as client, client.get_queue_sender(queue) as sender:
         sender.send_messages(ServiceBusMessage("the body", message_id="the id"))
-    asked: dict[str, Value] = {"from-sequence-number": 0, "message-count": 5}
+    fields: dict[str, Value] = {"from-sequence-number": 0, "message-count": 5}
     for is_left_out in (False, True):
-        body = {**asked, "omit-message-body": is_left_out}
+        body = {**fields, "omit-message-body": is_left_out}
         status, _, found = raw.ask(queue, "peek-message", body)
         (peeked,) = found["messages"]
         assert (status, b"the id" in peeked["message"]) == (200, True)

@@ -56,9 +56,9 @@ class ScheduleClient(TransactionClient):
                 Uint(0), True, False, None, state, payload=payload,
             )
         )  # fmt: skip
-        _, said, answer = response_parts(self.expect(TRANSFER))
+        _, properties, answer = response_parts(self.expect(TRANSFER))
         assert answer is None or isinstance(answer, dict)
-        return int(str(said["statusCode"])), answer, str(said["statusDescription"])
+        return int(str(properties["statusCode"])), answer, str(properties["statusDescription"])
 
     def schedule(
         self, transaction_id: bytes, due_ms: int | None, *names: str, key: str | None = None

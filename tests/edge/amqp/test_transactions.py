@@ -600,10 +600,10 @@ def test_discharge_checks_the_tokens_again(bus: BusThread) -> None:
     scoped, other = bus.queue("scoped"), bus.queue()
     expires_s = int(bus.real_time_s()) + 3_600
     resource = f"sb://localhost/{other}"
-    said = {"operation": "put-token", "type": "x", "name": resource}
+    fields = {"operation": "put-token", "type": "x", "name": resource}
     token = sas_token(resource, RULES[0].name, RULES[0].keys.primary, expires_s)
     with TransactionClient(bus, "of-one-queue", "only here") as client:
-        request(client, "$cbs", "id", said, token)
+        request(client, "$cbs", "id", fields, token)
         client.attach_sender(scoped, 3)
         client.attach_sender(other, 4)
         transaction = client.declare()

@@ -81,7 +81,7 @@ def test_one_subprotocol_is_selected(bus: BusThread, offered: str, selected: str
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "text"),
+    ("fields", "status", "text"),
     [
         ({"subprotocol": "mqtt"}, 400, "AMQPWSB10 or amqp"),
         ({"subprotocol": None}, 400, "AMQPWSB10 or amqp"),
@@ -94,9 +94,9 @@ def test_one_subprotocol_is_selected(bus: BusThread, offered: str, selected: str
     ],
 )
 def test_wrong_handshake_is_refused(
-    bus: BusThread, said: dict[str, str], status: int, text: str
+    bus: BusThread, fields: dict[str, str], status: int, text: str
 ) -> None:
-    found = answer(bus, request(bus.port, **said))  # type: ignore[arg-type]
+    found = answer(bus, request(bus.port, **fields))  # type: ignore[arg-type]
     assert found.startswith(f"HTTP/1.1 {status} ")
     assert text in found
     assert f"<Code>{status}</Code>" in found

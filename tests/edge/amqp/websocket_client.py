@@ -32,7 +32,7 @@ def request(
     **headers: str,
 ) -> bytes:
     """Return a handshake; a header given as "" is left out, `_` stands for `-`."""
-    said = {
+    fields = {
         "Host": f"localhost:{port}",
         "Upgrade": "websocket",
         "Connection": "keep-alive, Upgrade",
@@ -41,7 +41,7 @@ def request(
         "Sec-WebSocket-Protocol": subprotocol or "",
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    lines = [f"{name}: {value}" for name, value in said.items() if value]
+    lines = [f"{name}: {value}" for name, value in fields.items() if value]
     return "\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode()
 
 

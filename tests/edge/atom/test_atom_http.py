@@ -400,10 +400,10 @@ async def test_a_disconnect_leaves_no_entity_without_its_rules(
     others = bus.http.connection_count
     begun, goes_on = threading.Event(), threading.Event()
 
-    async def slow(*said: Any) -> Any:
+    async def slow(*arguments: Any) -> Any:
         begun.set()
         assert await asyncio.to_thread(goes_on.wait, 10)
-        return await replace(*said)
+        return await replace(*arguments)
 
     monkeypatch.setattr(rules._store, "replace", slow)
     asking = asyncio.create_task(put(http, "/whole", RULE))

@@ -301,8 +301,8 @@ SUBSCRIPTION_ORDER = (
 def test_elements_are_written_in_the_order_of_service_bus(
     model: type[EntityProperties], order: str
 ) -> None:
-    said = {"user_metadata": "x", "forward_to": "a", "forward_dead_lettered_messages_to": "b"}
-    properties = model(**{key: said[key] for key in said if key in model.model_fields})
+    values = {"user_metadata": "x", "forward_to": "a", "forward_dead_lettered_messages_to": "b"}
+    properties = model(**{key: values[key] for key in values if key in model.model_fields})
     shown = Shown(described(properties), COUNTS, PLACE, filter_counts=(2, 3))
     _, description = description_of(read_document(Feeds(PLACE, "bus").entity(shown).encode()))
     assert [child.tag.removeprefix(f"{{{BUS}}}") for child in description] == order.split()
@@ -519,11 +519,11 @@ def test_a_mistake_in_a_rule_is_reported(inside: str, message: str) -> None:
 
 def test_a_guid_is_read_and_written_as_the_text_it_equals() -> None:
     text = str(uuid.UUID(int=1))
-    said = PAIR.format(kind="d:guid", text=text)
+    body = PAIR.format(kind="d:guid", text=text)
     with pytest.raises(BadDocument, match="k: use one of the types string"):
-        rule_of(said)
+        rule_of(body)
     serialization = "http://schemas.microsoft.com/2003/10/Serialization/"
-    found = rule_of(said.replace("http://www.w3.org/2001/XMLSchema'", f"{serialization}'"))
+    found = rule_of(body.replace("http://www.w3.org/2001/XMLSchema'", f"{serialization}'"))
     assert found.correlation_filter is not None
     assert found.correlation_filter.properties == {"k": Identifier(id=uuid.UUID(int=1))}
     again = rule_back(found).correlation_filter

@@ -64,12 +64,12 @@ class Caller:
         url = urlsplit(self.address)
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=WAIT_S)
         token = self.token if token is None else token
-        said = {"Authorization": f"Bearer {token}"} if token else {}
+        fields = {"Authorization": f"Bearer {token}"} if token else {}
         if body is not None or data is not None:
-            said["Content-Type"] = "application/json"
+            fields["Content-Type"] = "application/json"
             data = json.dumps(body).encode() if data is None else data
         try:
-            connection.request(method, path, data, {**said, **(headers or {})})
+            connection.request(method, path, data, {**fields, **(headers or {})})
             response = connection.getresponse()
             text = response.read().decode()
         finally:
@@ -84,17 +84,17 @@ class Caller:
             assert answer["detail"]
         return ControlResponse(response.status, answer, response.headers)
 
-    def get(self, path: str, **said: Any) -> ControlResponse:
-        return self.call("GET", path, **said)
+    def get(self, path: str, **options: Any) -> ControlResponse:
+        return self.call("GET", path, **options)
 
-    def put(self, path: str, body: object, **said: Any) -> ControlResponse:
-        return self.call("PUT", path, body, **said)
+    def put(self, path: str, body: object, **options: Any) -> ControlResponse:
+        return self.call("PUT", path, body, **options)
 
-    def post(self, path: str, body: object = None, **said: Any) -> ControlResponse:
-        return self.call("POST", path, body, **said)
+    def post(self, path: str, body: object = None, **options: Any) -> ControlResponse:
+        return self.call("POST", path, body, **options)
 
-    def delete(self, path: str, **said: Any) -> ControlResponse:
-        return self.call("DELETE", path, **said)
+    def delete(self, path: str, **options: Any) -> ControlResponse:
+        return self.call("DELETE", path, **options)
 
 
 class ControlledBus(NamedTuple):
@@ -147,10 +147,10 @@ def controlled_bus(
     thread.start()
     try:
         bus, loop = ready.result(WAIT_S)
-        said = dict(bus.summary())
-        token_file = Path(said["token"])
+        addresses = dict(bus.summary())
+        token_file = Path(addresses["token"])
         token = token_file.read_text(encoding="ascii").split()[0]
-        caller = Caller(said["control"], token)
+        caller = Caller(addresses["control"], token)
         yield ControlledBus(bus, loop, caller, bus.connection_strings()[0][1], token_file)
     finally:
         stop.set()

@@ -95,19 +95,19 @@ def make_existing(bus: ControlledBus) -> None:
 
 def document() -> dict[str, Any]:
     """Return the document with names that exist beside those that could."""
-    said = openapi_document()
-    for methods in said["paths"].values():
+    openapi = openapi_document()
+    for methods in openapi["paths"].values():
         for operation in methods.values():
             for parameter in operation["parameters"]:
                 name = EXISTING.get(parameter["name"])
                 if parameter["in"] == "path" and name is not None:
                     parameter["schema"] = {"anyOf": [{"const": name}, parameter["schema"]]}
-    for schema in said["components"]["schemas"].values():
+    for schema in openapi["components"]["schemas"].values():
         entity = schema.get("properties", {}).get("entity")
         if entity is not None:
             names = [QUEUE, f"{TOPIC}/Subscriptions/{SUBSCRIPTION}"]
             schema["properties"]["entity"] = {"anyOf": [{"enum": names}, entity]}
-    return said
+    return openapi
 
 
 def main(seconds: int) -> int:

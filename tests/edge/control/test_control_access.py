@@ -86,7 +86,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postbus.edge.access.auth_throttle.MAX_DELAY_S", 0.0)
 
 
-def asked(route: Route) -> tuple[str, str, Any]:
+def authenticated(route: Route) -> tuple[str, str, Any]:
     """Return method, path and body of a request that could work."""
     body = BODIES.get(route.operation)
     if route.body is not None and body is None:
@@ -100,7 +100,7 @@ def asked(route: Route) -> tuple[str, str, Any]:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
 def test_every_operation_asks_for_a_token(api: Caller, route: Route) -> None:
-    method, path, body = asked(route)
+    method, path, body = authenticated(route)
     if route.is_open:
         assert api.call(method, path, body, token="").status == 200
         return
@@ -210,7 +210,7 @@ def token_named(name: str) -> str:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
 def test_every_operation_asks_for_its_scope(scoped: ControlledBus, route: Route) -> None:
-    method, path, body = asked(route)
+    method, path, body = authenticated(route)
     for held, (name, scopes) in SCOPED.items():
         response = scoped.caller.call(method, path, body, token=token_named(name))
         may = route.is_open or route.scope.value in {"read", *scopes.split(",")} or held == "all"
@@ -572,7 +572,7 @@ def test_no_secret_is_answered_or_logged(
     secret = "key-which-must-not-be-seen-anywhere"
     with caplog.at_level(logging.DEBUG):
         for route in ROUTES:
-            method, path, body = asked(route)
+            method, path, body = authenticated(route)
             if route.operation.startswith("put") and "Authorization" in route.operation:
                 body = {"rights": ["Listen"], "primaryKey": secret}
             api.call(method, path, body)

@@ -65,8 +65,8 @@ def run_bus(tmp_path: Path, database: str) -> RunBus:
         ports = {"port": 0, "tls_port": 0, "http_port": 0, "metrics_port": 0, "control_port": 0}
         settings = Settings.model_validate({**ports, "grace_s": 1.0, "stores": database})
         with DataDirectory(tmp_path / "bus") as data:
-            said = definition(**properties)
-            bus = Bus(settings, said, data, is_embedded=False, dev_clock=clock)
+            declared = definition(**properties)
+            bus = Bus(settings, declared, data, is_embedded=False, dev_clock=clock)
             try:
                 await bus.start()
                 yield bus
@@ -94,13 +94,13 @@ def client_of(bus: Bus) -> ServiceBusClient:
 
 
 async def call(
-    bus: Bus, method: str, path: str, body: object = None, **said: Any
+    bus: Bus, method: str, path: str, body: object = None, **options: Any
 ) -> tuple[int, Any]:
     """Return status and body of an answer; `body` None sends none."""
     response = dict(bus.summary())
     token = Path(response["token"]).read_text(encoding="ascii").strip()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
-        more = {"json": body, **said} if body is not None else said
+        more = {"json": body, **options} if body is not None else options
         async with session.request(method, response["control"] + path, **more) as answer:
             kind = "json" if answer.ok else "problem+json"
             assert answer.content_type == f"application/{kind}"
@@ -114,9 +114,9 @@ async def advance(bus: Bus, duration: str) -> dict[str, Any]:
     return response
 
 
-async def send(client: ServiceBusClient, body: str, queue: str = QUEUE, **said: Any) -> None:
+async def send(client: ServiceBusClient, body: str, queue: str = QUEUE, **properties: Any) -> None:
     async with client.get_queue_sender(queue) as sender:
-        await sender.send_messages(ServiceBusMessage(body, **said))
+        await sender.send_messages(ServiceBusMessage(body, **properties))
 
 
 async def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
@@ -367,9 +367,9 @@ async def test_refusals_of_an_outage_are_one_line_over_all_listeners(
 async def posted(bus: Bus, queue: str) -> int:
     """Send a message over HTTP; return the status."""
     ((_, connection_string),) = bus.connection_strings()
-    said = dict(each.split("=", 1) for each in connection_string.rstrip(";").split(";") if each)
-    host = said["Endpoint"].removeprefix("sb://").rstrip("/")
-    rule, key = said["SharedAccessKeyName"], said["SharedAccessKey"]
+    parts = dict(each.split("=", 1) for each in connection_string.rstrip(";").split(";") if each)
+    host = parts["Endpoint"].removeprefix("sb://").rstrip("/")
+    rule, key = parts["SharedAccessKeyName"], parts["SharedAccessKey"]
     token = sas_token(f"http://{host}/{queue}", rule, key, int(time.time()) + 60)
     async with (
         aiohttp.ClientSession() as session,

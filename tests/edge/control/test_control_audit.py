@@ -38,9 +38,9 @@ def running(
         yield bus
 
 
-def lines(running: ControlledBus, **said: object) -> list[dict[str, Any]]:
+def lines(running: ControlledBus, **filters: object) -> list[dict[str, Any]]:
     """Return lines when all changes have ended in the store, too."""
-    query = "&".join(f"{name}={value}" for name, value in {"top": 1_000, **said}.items())
+    query = "&".join(f"{name}={value}" for name, value in {"top": 1_000, **filters}.items())
     deadline_s = time.monotonic() + WAIT_S
     while True:
         response = running.caller.get(f"/v1/audit?{query}", token=AUDITOR)
@@ -50,9 +50,9 @@ def lines(running: ControlledBus, **said: object) -> list[dict[str, Any]]:
         assert time.monotonic() < deadline_s
 
 
-def last(running: ControlledBus, **said: object) -> tuple[object, ...]:
+def last(running: ControlledBus, **filters: object) -> tuple[object, ...]:
     """Return the newest line without its number, times and address, which must be this machine."""
-    line = lines(running, top=1, **said)[0]
+    line = lines(running, top=1, **filters)[0]
     assert line["address"] == "127.0.0.1"
     assert line["begunAt"] <= line["endedAt"]
     return tuple(
@@ -65,10 +65,10 @@ def test_every_changing_operation_has_a_verb() -> None:
 
 
 def test_changes_of_definitions_are_audited_with_their_caller(running: ControlledBus) -> None:
-    api, who = running.caller, ("token ci", "control API")
+    api, by_token = running.caller, ("token ci", "control API")
     queue, topic = path_of("queues", "made"), path_of("topics", "news")
     assert api.put(queue, {}).status == 201
-    assert last(running) == (*who, "put", "made", {}, "done")
+    assert last(running) == (*by_token, "put", "made", {}, "done")
     count = len(lines(running))
     assert api.put(queue, {}).status == 200  # as it was
     assert len(lines(running)) == count
@@ -76,20 +76,20 @@ def test_changes_of_definitions_are_audited_with_their_caller(running: Controlle
     assert len(lines(running)) == count + 1
     assert api.put(topic, {}).status == 201
     assert api.put(f"{topic}/subscriptions/all", {}).status == 201
-    assert last(running) == (*who, "put", "news/Subscriptions/all", {}, "done")
+    assert last(running) == (*by_token, "put", "news/Subscriptions/all", {}, "done")
     rule = {"name": "r", "sqlFilter": {"sqlExpression": "1=1"}}
     assert api.put(f"{topic}/subscriptions/all/rules/r", rule).status == 201
-    assert last(running) == (*who, "put rule", "news/Subscriptions/all", {"rule": "r"}, "done")
+    assert last(running) == (*by_token, "put rule", "news/Subscriptions/all", {"rule": "r"}, "done")
     assert api.delete(f"{topic}/subscriptions/all/rules/absent").status == 404
-    said = last(running)
-    assert said[2:5] == ("delete rule", "news/Subscriptions/all", {"rule": "absent"})
-    assert str(said[5]).startswith("refused: ")
+    detail = last(running)
+    assert detail[2:5] == ("delete rule", "news/Subscriptions/all", {"rule": "absent"})
+    assert str(detail[5]).startswith("refused: ")
     gone = api.delete(f"{queue}?policy=Retain").body
-    assert last(running) == (*who, "delete", "made", {"policy": "Retain"}, "done")
+    assert last(running) == (*by_token, "delete", "made", {"policy": "Retain"}, "done")
     assert api.post(f"/v1/deleted/{gone['entityId']}/restore").status == 200
-    assert last(running) == (*who, "restore", "", {"entityId": str(gone["entityId"])}, "done")
+    assert last(running) == (*by_token, "restore", "", {"entityId": str(gone["entityId"])}, "done")
     assert api.put("/v1/namespace", {"minimumTlsVersion": "1.3"}).status == 200
-    assert last(running) == (*who, "put namespace", "", {}, "done")
+    assert last(running) == (*by_token, "put namespace", "", {}, "done")
 
 
 def test_changes_of_keys_are_audited_without_them(running: ControlledBus) -> None:
@@ -156,8 +156,8 @@ def test_changes_over_the_administration_of_sdks_are_audited(running: Controlled
     trusted = {"connection_verify": str(running.bus.authority_file)}
     with ServiceBusAdministrationClient.from_connection_string(text, **trusted) as client:
         client.create_queue("by-sdk")
-        who = ("rule root", "administration")
-        assert last(running) == (*who, "put", "by-sdk", {}, "done")
+        caller = ("rule root", "administration")
+        assert last(running) == (*caller, "put", "by-sdk", {}, "done")
         client.create_topic("topic-by-sdk")
         client.create_subscription("topic-by-sdk", "s")
         client.create_rule("topic-by-sdk", "s", "r")
@@ -165,7 +165,7 @@ def test_changes_over_the_administration_of_sdks_are_audited(running: Controlled
         assert last(running)[2:] == ("put rule", path, {"rule": "r"}, "done")
         client.delete_rule("topic-by-sdk", "s", "r")
         client.delete_queue("by-sdk")
-        assert last(running) == (*who, "delete", "by-sdk", {}, "done")
+        assert last(running) == (*caller, "delete", "by-sdk", {}, "done")
         client.delete_topic("topic-by-sdk")
 
 
@@ -182,9 +182,9 @@ def test_rules_that_listeners_change_are_audited_in_few_lines(running: Controlle
                 "rule-name": f"r{number}",
                 "rule-description": {"sql-filter": {"expression": "1=1"}},
             }
-            said = {"operation": "com.microsoft:add-rule"}
+            fields = {"operation": "com.microsoft:add-rule"}
             node = "ruled/Subscriptions/s/$management"
-            assert response_parts(request(client, node, "id", said, body))[1]["statusCode"] == 200
+            assert response_parts(request(client, node, "id", fields, body))[1]["statusCode"] == 200
     assert len(lines(running)) == before + 1
     assert last(running) == (
         "rule root",

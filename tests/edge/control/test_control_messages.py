@@ -126,10 +126,10 @@ def test_peek_filters_and_pages(running: ControlledBus, queue: str) -> None:
         for number in range(10)
     ]
     send(running, queue, *messages)
-    asked = {"entity": queue, "where": "size >= 3", "count": 4, "bodyBytes": 9}
-    first = running.caller.post(PEEK, asked).body
+    fields = {"entity": queue, "where": "size >= 3", "count": 4, "bodyBytes": 9}
+    first = running.caller.post(PEEK, fields).body
     assert bodies(first) == ["3", "4", "5", "6"]
-    rest = running.caller.post(PEEK, {**asked, "fromNumber": first["nextNumber"]}).body
+    rest = running.caller.post(PEEK, {**fields, "fromNumber": first["nextNumber"]}).body
     assert bodies(rest) == ["7", "8", "9"]
     assert rest["isEnd"] is True
 
@@ -151,10 +151,10 @@ def test_purge_by_filter_after_a_dry_run(running: ControlledBus, queue: str) -> 
         for number in range(6)
     ]
     send(running, queue, *messages)
-    asked = {"entity": queue, "where": "odd = true"}
-    dry = running.caller.post(PURGE, {**asked, "dryRun": True}).body
+    fields = {"entity": queue, "where": "odd = true"}
+    dry = running.caller.post(PURGE, {**fields, "dryRun": True}).body
     assert (dry["matched"], dry["deleted"]) == (3, 0)
-    wet = running.caller.post(PURGE, asked).body
+    wet = running.caller.post(PURGE, fields).body
     assert (wet["matched"], wet["deleted"], wet["isEnd"]) == (3, 3, True)
     left = running.caller.post(PEEK, {"entity": queue, "bodyBytes": 9}).body
     assert bodies(left) == ["0", "2", "4"]

@@ -19,9 +19,9 @@ from tests.edge.control.control_bus import DEFINITION, ControlledBus, controlled
 pytestmark = pytest.mark.slow
 
 
-def declared_as(said: Mapping[str, object]) -> BusDefinition:
+def declared_as(fields: Mapping[str, object]) -> BusDefinition:
     """Return the definition of a bus with this Namespace manifest."""
-    return replace(DEFINITION, properties=NamespaceProperties.model_validate(said))
+    return replace(DEFINITION, properties=NamespaceProperties.model_validate(fields))
 
 
 def lets_in(bus: ControlledBus, version: ssl.TLSVersion) -> bool:

@@ -185,7 +185,7 @@ async def test_amqp_reads_messages_sent_over_http(http: HttpClient, queue: str) 
                 b"traceparent": CUSTOM["traceparent"].encode(),
             }
             assert message.content_type == "text/plain; charset=utf-8"
-            said = {
+            properties = {
                 "MessageId": message.message_id,
                 "CorrelationId": message.correlation_id,
                 "Label": message.subject,
@@ -195,7 +195,7 @@ async def test_amqp_reads_messages_sent_over_http(http: HttpClient, queue: str) 
                 "TimeToLive": message.time_to_live.total_seconds(),
                 "PartitionKey": message.partition_key,
             }
-            assert said == BROKER
+            assert properties == BROKER
             assert message.delivery_count == 0
             receiver.complete_message(message)
 

@@ -38,29 +38,31 @@ def path_of(topic: str, subscription: str = "all") -> str:
     return subscription_path(topic, subscription)
 
 
-def send(client: ServiceBusClient, path: str, *bodies: str, **said: object) -> None:
+def send(client: ServiceBusClient, path: str, *bodies: str, **properties: object) -> None:
     """Send one message for each body, one after the other, its body as its id."""
     with client.get_queue_sender(path) as sender:
         for body in bodies:
-            sender.send_messages(ServiceBusMessage(body, **{"message_id": body[:128], **said}))
+            sender.send_messages(
+                ServiceBusMessage(body, **{"message_id": body[:128], **properties})
+            )
 
 
 def send_each(
-    client: ServiceBusClient, path: str, said: Mapping[str, Mapping[str, object]]
+    client: ServiceBusClient, path: str, messages: Mapping[str, Mapping[str, object]]
 ) -> None:
     """Send messages one after the other over one link: body -> its further properties."""
     with client.get_queue_sender(path) as sender:
-        for body, properties in said.items():
+        for body, properties in messages.items():
             sender.send_messages(ServiceBusMessage(body, **properties))
 
 
 def send_together(
-    client: ServiceBusClient, path: str, bodies: Sequence[str], **said: object
+    client: ServiceBusClient, path: str, bodies: Sequence[str], **properties: object
 ) -> None:
     """Send a batch."""
     with client.get_queue_sender(path) as sender:
         sender.send_messages(
-            [ServiceBusMessage(body, **{"message_id": body[:128], **said}) for body in bodies]
+            [ServiceBusMessage(body, **{"message_id": body[:128], **properties}) for body in bodies]
         )
 
 
@@ -75,10 +77,10 @@ def receive(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceived
 
 
 def take(
-    client: ServiceBusClient, path: str, count: int, **said: object
+    client: ServiceBusClient, path: str, count: int, **options: object
 ) -> list[ServiceBusReceivedMessage]:
     """Receive and complete a number of messages."""
-    with client.get_queue_receiver(path, **said) as receiver:
+    with client.get_queue_receiver(path, **options) as receiver:
         taken = receive(receiver, count)
         for message in taken:
             receiver.complete_message(message)
@@ -86,11 +88,11 @@ def take(
 
 
 def peek_all(
-    client: ServiceBusClient, path: str, **said: object
+    client: ServiceBusClient, path: str, **options: object
 ) -> list[ServiceBusReceivedMessage]:
     """Browse until nothing is left."""
     seen: list[ServiceBusReceivedMessage] = []
-    with client.get_queue_receiver(path, **said) as receiver:
+    with client.get_queue_receiver(path, **options) as receiver:
         while page := receiver.peek_messages(
             50, sequence_number=seen[-1].sequence_number + 1 if seen else 0
         ):

@@ -83,8 +83,8 @@ def is_used_by(bus: BusThread, path: str, use: Callable[[], object]) -> bool:
     return True
 
 
-def poll(client: ServiceBusClient, path: str, **said: object) -> list[object]:
-    with client.get_queue_receiver(path, **said) as receiver:
+def poll(client: ServiceBusClient, path: str, **options: object) -> list[object]:
+    with client.get_queue_receiver(path, **options) as receiver:
         return list(receiver.receive_messages(1, max_wait_time=SOON_S))
 
 

@@ -176,7 +176,7 @@ async def test_every_method_of_the_async_client_works(bus: BusThread) -> None:
 # --- properties -----------------------------------------------------------------------------------
 
 
-def said(properties: Any) -> dict[str, Any]:
+def given_properties(properties: Any) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if not name.startswith("_")}
 
 
@@ -341,7 +341,7 @@ def test_an_invalid_change_is_refused_with_its_reason(
     message: str,
 ) -> None:
     name = bus.queue()
-    before = said(administration.get_queue(name))
+    before = given_properties(administration.get_queue(name))
     properties = administration.get_queue(name)
     if (target := change.get("forward_to")) is not None:
         change = {"forward_to": f"sb://localhost:{bus.port}/{target}"}
@@ -350,7 +350,7 @@ def test_an_invalid_change_is_refused_with_its_reason(
     assert "SubCode=40000" in error.message
     assert message in error.message
     assert "TrackingId:" in error.message
-    assert said(administration.get_queue(name)) == before
+    assert given_properties(administration.get_queue(name)) == before
 
 
 def test_a_namespace_describes_itself(administration: ServiceBusAdministrationClient) -> None:

@@ -149,8 +149,8 @@ async def test_auto_renewer(premium_bus: BusThread) -> None:
         renewed = asyncio.Event()
         renew = receiver.renew_message_lock
 
-        async def note(*args: object, **said: object) -> object:
-            until = await renew(*args, **said)
+        async def note(*args: object, **options: object) -> object:
+            until = await renew(*args, **options)
             renewed.set()
             return until
 

@@ -24,10 +24,10 @@ SOON_S = 0.5
 LONG_S = 10
 
 
-def send(client: ServiceBusClient, queue: str, *bodies: str, **said: object) -> None:
+def send(client: ServiceBusClient, queue: str, *bodies: str, **properties: object) -> None:
     with client.get_queue_sender(queue) as sender:
         sender.send_messages(
-            [ServiceBusMessage(body, message_id=f"id-{body}", **said) for body in bodies]
+            [ServiceBusMessage(body, message_id=f"id-{body}", **properties) for body in bodies]
         )
 
 
@@ -40,9 +40,9 @@ def nothing_in(receiver: ServiceBusReceiver) -> bool:
     return receiver.receive_messages(1, max_wait_time=SOON_S) == []
 
 
-def dead_letter_one(client: ServiceBusClient, queue: str, **said: object) -> None:
+def dead_letter_one(client: ServiceBusClient, queue: str, **reason: object) -> None:
     with client.get_queue_receiver(queue) as receiver:
-        receiver.dead_letter_message(receive_one(receiver), **said)
+        receiver.dead_letter_message(receive_one(receiver), **reason)
 
 
 @pytest.mark.behaviour("S240", "S245")

@@ -23,9 +23,9 @@ SOON_S = 0.5
 LONG_S = 10
 
 
-def send(client: ServiceBusClient, queue: str, body: str, **said: object) -> None:
+def send(client: ServiceBusClient, queue: str, body: str, **properties: object) -> None:
     with client.get_queue_sender(queue) as sender:
-        sender.send_messages(ServiceBusMessage(body, **said))
+        sender.send_messages(ServiceBusMessage(body, **properties))
 
 
 def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:

@@ -57,10 +57,10 @@ def test_a_message_id_is_the_key_where_duplicates_are_detected_unless_there_is_a
 ) -> None:
     queue = bus.queue(enable_partitioning=True, requires_duplicate_detection=True)
     keys = [f"k{n}" for n in range(12)]
-    said = {f"id/{key}": {"message_id": key} for key in keys}
-    said |= {f"key/{key}": {"message_id": f"a{key}", "partition_key": key} for key in keys}
-    said |= {f"session/{key}": {"message_id": f"b{key}", "session_id": key} for key in keys}
-    send_each(client, queue, said)
+    messages = {f"id/{key}": {"message_id": key} for key in keys}
+    messages |= {f"key/{key}": {"message_id": f"a{key}", "partition_key": key} for key in keys}
+    messages |= {f"session/{key}": {"message_id": f"b{key}", "session_id": key} for key in keys}
+    send_each(client, queue, messages)
     found = places(client, queue)
     for key in keys:
         assert found[f"id/{key}"] == found[f"key/{key}"] == found[f"session/{key}"]
@@ -80,21 +80,21 @@ def test_a_message_id_places_nothing_where_duplicates_are_not_detected(
 
 def note_demands(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list of the partitions that receivers ask, which grows."""
-    asked: list[int] = []
+    noted: list[int] = []
 
     def noting(host: Host) -> Callable[..., None]:
         submit = host.submit
 
         def note(command: Command, *more: object) -> None:
             if isinstance(command, SetDemand) and command.limit:
-                asked.append(host.partition_id)
+                noted.append(host.partition_id)
             submit(command, *more)
 
         return note
 
     for host in bus._hosts:
         monkeypatch.setattr(host, "submit", noting(host))
-    return asked
+    return noted
 
 
 @pytest.mark.behaviour("S157", "S207", "S224")
@@ -104,9 +104,9 @@ def test_the_next_receive_asks_a_partition_that_is_known_to_have_more(
     send(client, queue, *(str(n) for n in range(2 * PARTITIONS)))
     with client.get_queue_receiver(queue) as receiver:
         receive(receiver, 1)
-        asked = note_demands(bus, monkeypatch)
+        noted = note_demands(bus, monkeypatch)
         receive(receiver, 1)
-        assert len(asked) == 1
+        assert len(noted) == 1
 
 
 @pytest.mark.behaviour("S158")

@@ -41,11 +41,11 @@ def send(client: ServiceBusClient, queue: str, *bodies: str) -> None:
 
 
 def take(
-    client: ServiceBusClient, queue: str, count: int = 10, **said: object
+    client: ServiceBusClient, queue: str, count: int = 10, **options: object
 ) -> list[ServiceBusReceivedMessage]:
     """Receive and complete up to `count` messages."""
     found: list[ServiceBusReceivedMessage] = []
-    with client.get_queue_receiver(queue, **said) as receiver:
+    with client.get_queue_receiver(queue, **options) as receiver:
         while len(found) < count:
             messages = receiver.receive_messages(count - len(found), max_wait_time=1)
             if not messages:
@@ -116,7 +116,7 @@ def test_every_property_comes_back(bus: BusThread, client: ServiceBusClient, que
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("sent", "kind"),
     [
         ({"value_body": {"key": [1, "two"]}}, AmqpMessageBodyType.VALUE),
         ({"sequence_body": [[1, 2], ["three"]]}, AmqpMessageBodyType.SEQUENCE),
@@ -124,10 +124,10 @@ def test_every_property_comes_back(bus: BusThread, client: ServiceBusClient, que
     ],
 )
 def test_bodies_of_every_kind_come_back(
-    client: ServiceBusClient, queue: str, said: dict[str, object], kind: AmqpMessageBodyType
+    client: ServiceBusClient, queue: str, sent: dict[str, object], kind: AmqpMessageBodyType
 ) -> None:
     message = AmqpAnnotatedMessage(
-        **said,
+        **sent,
         header=AmqpMessageHeader(priority=7, durable=True),
         annotations={"x-own": "mine"},
         footer={"f": 1},

@@ -42,11 +42,13 @@ def queue(bus: BusThread) -> str:
     return bus.queue(requires_session=True)
 
 
-def send(client: ServiceBusClient, queue: str, session: str, *bodies: str, **said: object) -> None:
+def send(
+    client: ServiceBusClient, queue: str, session: str, *bodies: str, **properties: object
+) -> None:
     with client.get_queue_sender(queue) as sender:
         sender.send_messages(
             [
-                ServiceBusMessage(body, session_id=session, message_id=body, **said)
+                ServiceBusMessage(body, session_id=session, message_id=body, **properties)
                 for body in bodies
             ]
         )

@@ -36,16 +36,16 @@ def sql(name: str, expression: str, action: str | None = None) -> RuleProperties
     )
 
 
-def publish(client: ServiceBusClient, topic: str, *bodies: str, **said: object) -> None:
+def publish(client: ServiceBusClient, topic: str, *bodies: str, **properties: object) -> None:
     with client.get_topic_sender(topic) as sender:
-        sender.send_messages([ServiceBusMessage(body, **said) for body in bodies])
+        sender.send_messages([ServiceBusMessage(body, **properties) for body in bodies])
 
 
 def take(
-    client: ServiceBusClient, topic: str, name: str, count: int, **said: object
+    client: ServiceBusClient, topic: str, name: str, count: int, **options: object
 ) -> list[ServiceBusReceivedMessage]:
     """Receive and complete a number of messages."""
-    with client.get_subscription_receiver(topic, name, **said) as receiver:
+    with client.get_subscription_receiver(topic, name, **options) as receiver:
         taken: list[ServiceBusReceivedMessage] = []
         while len(taken) < count:
             more = receiver.receive_messages(count - len(taken), max_wait_time=LONG_S)

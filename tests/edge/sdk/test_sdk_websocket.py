@@ -52,14 +52,14 @@ def address(scheme: str, bus: BusThread) -> str:
     return f"{scheme}://localhost:{bus.port}"
 
 
-def connect(said: dict[str, object], **more: object) -> ServiceBusClient:
+def connect(defaults: dict[str, object], **more: object) -> ServiceBusClient:
     options = {"transport_type": TransportType.AmqpOverWebsocket, "retry_total": 0}
-    return ServiceBusClient.from_connection_string(**{**options, **said, **more})
+    return ServiceBusClient.from_connection_string(**{**options, **defaults, **more})
 
 
-def take(client: ServiceBusClient, queue: str, count: int, **said: object) -> list[str]:
+def take(client: ServiceBusClient, queue: str, count: int, **options: object) -> list[str]:
     found: list[str] = []
-    with client.get_queue_receiver(queue, **said) as receiver:
+    with client.get_queue_receiver(queue, **options) as receiver:
         while len(found) < count:
             messages = receiver.receive_messages(count - len(found), max_wait_time=LONG_S)
             assert messages
@@ -127,7 +127,7 @@ class Proxy:
     """An HTTP proxy that tunnels, in a thread: CONNECT, then bytes both ways."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.seen_requests: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -157,7 +157,7 @@ class Proxy:
     async def _tunnel(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         head = (await client.readuntil(b"\r\n\r\n")).decode()
         method, target, _ = head.split(" ", 2)
-        self.asked.append(f"{method} {target}")
+        self.seen_requests.append(f"{method} {target}")
         host, _, port = target.rpartition(":")
         broker, requests = await asyncio.open_connection(host, int(port))
         answers.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -190,8 +190,8 @@ def test_proxy_is_passed(
         with client.get_queue_sender(queue) as sender:
             sender.send_messages([ServiceBusMessage("x" * 1_000) for _ in range(100)])
         assert len(take(client, queue, 100)) == 100
-    assert len(proxy.asked) >= 2
-    assert all(each.startswith("CONNECT ") for each in proxy.asked)
+    assert len(proxy.seen_requests) >= 2
+    assert all(each.startswith("CONNECT ") for each in proxy.seen_requests)
 
 
 # --- the guide ----------------------------------------------------------------------------------

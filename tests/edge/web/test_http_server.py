@@ -60,9 +60,9 @@ class Rig:
     async def health(self) -> bool:
         return self.is_healthy
 
-    async def ask(self, method: str, path: str, **said: object) -> tuple[int, str]:
+    async def ask(self, method: str, path: str, **more: object) -> tuple[int, str]:
         url = f"http://{HOST}:{self.port}{path}"
-        async with self._session.request(method, url, **said) as answer:  # type: ignore[arg-type]
+        async with self._session.request(method, url, **more) as answer:  # type: ignore[arg-type]
             return answer.status, await answer.text()
 
     async def raw(self, data: bytes) -> bytes:
@@ -186,8 +186,8 @@ async def test_body_is_limited(rig: Rig) -> None:
 
 
 async def test_compressed_body_is_not_unpacked(rig: Rig) -> None:
-    said = {"data": b"\x1f\x8b", "headers": {"Content-Encoding": "gzip"}}
-    assert (await rig.ask("POST", "/orders/messages", **said))[0] == 415
+    options = {"data": b"\x1f\x8b", "headers": {"Content-Encoding": "gzip"}}
+    assert (await rig.ask("POST", "/orders/messages", **options))[0] == 415
 
 
 async def test_late_body_is_not_awaited(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,10 +357,10 @@ async def guarded() -> AsyncIterator[Rig]:
 async def test_pages_of_other_hosts_are_refused_on_loopback(
     guarded: Rig, headers: dict[str, str] | list[tuple[str, str]], status: int
 ) -> None:
-    said = list(headers.items()) if isinstance(headers, dict) else headers
+    fields = list(headers.items()) if isinstance(headers, dict) else headers
     for method, path in (("GET", "/orders"), ("POST", "/orders/messages"), ("GET", "/health")):
-        assert (await guarded.ask(method, path, headers=said))[0] == status
-    upgrade = [("Upgrade", "websocket"), ("Connection", "Upgrade"), *said]
+        assert (await guarded.ask(method, path, headers=fields))[0] == status
+    upgrade = [("Upgrade", "websocket"), ("Connection", "Upgrade"), *fields]
     found = (await guarded.ask("GET", "/$servicebus/websocket", headers=upgrade))[0]
     assert found == (404 if status == 200 else 403)
 
@@ -380,9 +380,9 @@ def authorize(token: str | None, path: str = "orders", needed: Right = Right.MAN
     return asyncio.run(authorizer.authorize(request, path, needed)).rule_name
 
 
-def refusal(*said: object) -> str:
+def refusal(*arguments: object) -> str:
     with pytest.raises(HttpRefused) as caught:
-        authorize(*said)  # type: ignore[arg-type]
+        authorize(*arguments)  # type: ignore[arg-type]
     assert caught.value.status == 401
     assert "WWW-Authenticate" in caught.value.headers
     return caught.value.text

@@ -243,9 +243,9 @@ def test_older_ids_are_confirmed_by_the_tables() -> None:
         rig.advance(10)
     rig.results.clear()
     assert rig.send(named("m3"), named("new"), named("m199")) == [0, 201, 0]
-    asked, outcome = rig.results
-    assert isinstance(asked, Needs)
-    (entity_no, digest, from_ms, to_ms), known = asked.ids
+    lookups, outcome = rig.results
+    assert isinstance(lookups, Needs)
+    (entity_no, digest, from_ms, to_ms), known = lookups.ids
     assert known[1] == digest_of(encode_value("m199")), "it may be an older one by then"
     assert (entity_no, digest) == (QUEUE, digest_of(encode_value("m3")))
     assert from_ms <= START_MS + 30 <= to_ms

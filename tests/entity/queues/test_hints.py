@@ -12,8 +12,8 @@ from tests.entity.partition_rig import DLQ, Rig, message
 
 def hints(rig: Rig) -> list[tuple[int, int]]:
     """Take the hints that were sent: (consumer, count)."""
-    told, rig.hints = rig.hints, []
-    return [(hint.consumer_id, hint.count) for hint in told]
+    received, rig.hints = rig.hints, []
+    return [(hint.consumer_id, hint.count) for hint in received]
 
 
 def test_a_hint_is_sent_at_once_with_more_messages_than_demand() -> None:

@@ -327,12 +327,12 @@ class SessionMachine(RuleBasedStateMachine):
         locked = data.draw(st.lists(st.sampled_from(self.of("locked")), unique_by=id))
         stale = data.draw(st.lists(st.sampled_from(self.model.stale))) if self.model.stale else []
         done = [(known.delivery, known.session) for known in locked]
-        asked = data.draw(st.permutations([*done, *stale]))
+        settled = data.draw(st.permutations([*done, *stale]))
         parts = [
             (session.encode(), [delivery.lock_token])  # type: ignore[union-attr]
-            for delivery, session in asked
+            for delivery, session in settled
         ]
-        lost = [index for index, each in enumerate(asked) if each not in done]
+        lost = [index for index, each in enumerate(settled) if each not in done]
         assert self.rig.apply(CompleteSessions(QUEUE, parts)) == Settled(lost or None)
         self.model.stale += done  # type: ignore[arg-type]
         for known in locked:
@@ -448,13 +448,13 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete_by_sequence(self, data: st.DataObject) -> None:
         everything = sorted(self.model.known.values(), key=lambda known: known.name)
-        chosen = data.draw(st.lists(st.sampled_from(everything), unique_by=id, max_size=5))
-        chosen = [known for known in chosen if known.state != "dead"]
-        numbers = [known.sequence for known in chosen]
+        selected = data.draw(st.lists(st.sampled_from(everything), unique_by=id, max_size=5))
+        selected = [known for known in selected if known.state != "dead"]
+        numbers = [known.sequence for known in selected]
         reply = self.rig.apply(DeleteBySequence(QUEUE, ACTIVE, numbers))
         assert isinstance(reply, MessagesHandled)
         reasons = {"locked": Refusal.MESSAGE_LOCKED, "gone": Refusal.MESSAGE_NOT_FOUND}
-        for known in chosen:
+        for known in selected:
             if known.state in reasons:
                 assert reply.refused[known.sequence].refusal is reasons[known.state]
             else:

@@ -236,14 +236,14 @@ class TopicMachine(RuleBasedStateMachine):
         entity_no = data.draw(st.sampled_from(dead))
         known = self.known[entity_no]
         found = self.rig.peek(0, 10_000, DLQ, 1 << 30, entity_no)
-        chosen = data.draw(st.sets(st.integers(0, len(found) - 1), min_size=1))
-        numbers = [found[index].sequence for index in sorted(chosen)]
+        selected = data.draw(st.sets(st.integers(0, len(found) - 1), min_size=1))
+        numbers = [found[index].sequence for index in sorted(selected)]
         target_no = TOPIC if to_topic else entity_no
         reply = self.rig.apply(ResendBySequence(entity_no, DLQ, numbers, target_no))
         assert isinstance(reply, MessagesHandled)
         assert list(reply.done) == numbers
-        known.dead = [name for index, name in enumerate(known.dead) if index not in chosen]
-        for index in sorted(chosen):
+        known.dead = [name for index, name in enumerate(known.dead) if index not in selected]
+        for index in sorted(selected):
             envelope = found[index].envelope
             name = name_of(envelope)
             if to_topic:
@@ -258,12 +258,12 @@ class TopicMachine(RuleBasedStateMachine):
         entity_no = data.draw(st.sampled_from(sorted(self.known)))
         known, sub_queue = self.known[entity_no], DLQ if is_dead else ACTIVE
         found = self.rig.peek(0, 10_000, sub_queue, 1 << 30, entity_no)
-        chosen = data.draw(st.sets(st.integers(0, max(len(found) - 1, 0))))
-        numbers = [found[index].sequence for index in sorted(chosen) if found]
+        selected = data.draw(st.sets(st.integers(0, max(len(found) - 1, 0))))
+        numbers = [found[index].sequence for index in sorted(selected) if found]
         reply = self.rig.apply(DeleteBySequence(entity_no, sub_queue, numbers))
         assert reply == MessagesHandled(dict.fromkeys(numbers, 0), {}, [])
         places: list[object] = known.dead if is_dead else known.copies  # type: ignore[assignment]
-        places[:] = [each for index, each in enumerate(places) if index not in chosen]
+        places[:] = [each for index, each in enumerate(places) if index not in selected]
 
     @rule(ms=st.sampled_from([1, 1_000, 3_000, 15_000, 25_000]))
     def advance(self, ms: int) -> None:

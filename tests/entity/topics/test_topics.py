@@ -192,11 +192,11 @@ def test_a_failing_filter_dead_letters_the_copy_with_the_error() -> None:
     publish(rig, with_properties("a", n=1), "b")
     (dead,) = take(rig, TWO, 5, sub_queue=DLQ)
     assert name_of(dead.envelope) == "a"
-    told = properties_of(dead.envelope)
-    assert told["n"] == 1
-    assert told["DeadLetterReason"]
-    assert str(told["DeadLetterReason"]).endswith("Exception")
-    assert told["DeadLetterErrorDescription"]
+    properties = properties_of(dead.envelope)
+    assert properties["n"] == 1
+    assert properties["DeadLetterReason"]
+    assert str(properties["DeadLetterReason"]).endswith("Exception")
+    assert properties["DeadLetterErrorDescription"]
     assert dead.sequence == 1
     assert dead.enqueued_ms == START_MS
     assert names(rig, TWO) == []

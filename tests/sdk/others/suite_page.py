@@ -61,5 +61,5 @@ def test_a_program_runs_as_it_stands(
         text=True,
         timeout=LIMIT_S,
     )
-    said = "0" if "create_queue" in text else "hello"
-    assert (done.returncode, done.stdout.strip()) == (0, said), section + done.stderr
+    expected = "0" if "create_queue" in text else "hello"
+    assert (done.returncode, done.stdout.strip()) == (0, expected), section + done.stderr
