@@ -81,8 +81,8 @@ def topic(rule_of: Callable[[int], RuleProperties], count: int) -> Routing:
 
 
 def by_region(number: int) -> RuleProperties:
-    asked = CorrelationFilter(label="order", properties={"region": f"r{number}"})
-    return RuleProperties(name="rule", correlation_filter=asked)
+    filter_ = CorrelationFilter(label="order", properties={"region": f"r{number}"})
+    return RuleProperties(name="rule", correlation_filter=filter_)
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ class Load:
     latencies_s: list[float] = field(default_factory=list)
 
     def begin(self) -> bool:
-        """Say whether there is another message to take on."""
+        """Return whether another message is to be processed."""
         if self.refused or self.started >= self.count:
             return False
         self.started += 1
@@ -74,7 +74,7 @@ class Connection:
         return True
 
     def read(self) -> bool:
-        """Take in what came; False when this connection is done."""
+        """Process received bytes; return False when this connection is done."""
         part = self.socket.recv(65_536)
         if not part:
             self._load.refused = "a connection was closed"

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from procfs import MachineTime
 from server import LOOPBACK, BenchError, Server
 
-Result: TypeAlias = dict[str, Any]  # the load client's JSON line and what is added here
+Result: TypeAlias = dict[str, Any]  # the load client's JSON line with additions of this module
 
 MAIN_QUEUE = "bench"
 OTHER_QUEUE = "bench-other"
@@ -52,7 +52,7 @@ class LoadClient:
         return [*command, *map(str, options)]
 
     def start(self, server: Server, queue: str, *options: str | float) -> subprocess.Popen[str]:
-        """Start a client beside whatever else runs; its output is a pipe."""
+        """Start a client beside other processes; its output is a pipe."""
         return subprocess.Popen(
             self.arguments(server, queue, *options),
             stdin=subprocess.PIPE,

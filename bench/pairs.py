@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the cost of a message in two checkouts of Postbus, in alternating pairs.
 
-Both buses run at once and take turns, so that a busy hour meets both. CPU is read from the
+Both buses run at once and alternate, so that a busy hour meets both. CPU is read from the
 scheduler's own accounts, finer than the clock ticks of `run.py`.
 """
 

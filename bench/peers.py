@@ -2,7 +2,7 @@
 
 Both run from a directory of the benchmark on ports of their own, with configuration written here;
 a broker of the same kind that runs on the machine as a service is neither used nor disturbed.
-bench/README.md says how to install them.
+bench/README.md describes their installation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RabbitMQ(Server):
         self._epmd: subprocess.Popen[bytes] | None = None
 
     def missing(self) -> str | None:
-        """Say which Debian package is missing."""
+        """Return the name of the missing Debian package."""
         if not (_RABBITMQ_LIBRARY / "bin/rabbitmq-server").exists():
             return "apt-get install rabbitmq-server"
         return None
@@ -148,7 +148,7 @@ class Artemis(Server):
         self.queues = queues
 
     def missing(self) -> str | None:
-        """Say what is missing: Java, libaio or the distribution."""
+        """Return the missing part: Java, libaio or the distribution."""
         if shutil.which("java") is None:
             return "apt-get install openjdk-17-jre-headless"
         if ctypes.util.find_library("aio") is None:
@@ -232,7 +232,7 @@ def _release_of(path: Path) -> list[int]:
 
 
 def _tune(broker_xml: Path, profile: Path) -> None:
-    """Set what the head of this module names, and refuse to measure without fsync."""
+    """Apply the settings of the module docstring; refuse to measure without fsync."""
     text = broker_xml.read_text()
     for name, value in _ARTEMIS_CREDITS.items():
         text = re.sub(rf"{name}=\d+", f"{name}={value}", text)

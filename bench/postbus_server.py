@@ -85,7 +85,7 @@ class Postbus(Server):
         self.password = base64.b64encode(os.urandom(32)).decode()
 
     def missing(self) -> str | None:
-        """Say how to install the package for this Python."""
+        """Return the command that installs the package for this Python."""
         probe = subprocess.run(
             [sys.executable, "-m", "postbus", "--help"],
             capture_output=True,
@@ -127,7 +127,7 @@ class Postbus(Server):
         return self.port + 3
 
     def command(self) -> list[str]:
-        """Return `postbus dev` with everything said that has a default."""
+        """Return `postbus dev` with every option that has a default."""
         command = [sys.executable, "-m", "postbus", "dev", "manifests.yaml", "--data", "data"]
         return [*command, "--host", LOOPBACK, "--port", str(self.port)]
 
@@ -155,7 +155,7 @@ class Postbus(Server):
         lines = self._pid_file_lines()
         return [int(lines[0])] if lines and lines[0].isdigit() else []
 
-    # -- what only Postbus is asked --------------------------------------------------------------
+    # -- queries of Postbus alone ----------------------------------------------------------------
 
     def table_bytes(self) -> tuple[int, int]:
         """Return the heap of all its tables, and the same with indexes and TOAST."""

@@ -37,7 +37,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def tree(roots: list[int]) -> dict[int, Process]:
-    """Return the roots that live and all their descendants, by pid."""
+    """Return the running roots and all their descendants, by pid."""
     table = {
         process.pid: process
         for entry in os.listdir("/proc")
@@ -66,7 +66,7 @@ def memory_kib(pid: int, field: str) -> int:
 
 
 def reset_high_water(pid: int) -> None:
-    """Set VmHWM of a process back to what it uses now. Source: proc(5), clear_refs, 5."""
+    """Reset VmHWM of a process to its current use. Source: proc(5), clear_refs, 5."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:
@@ -98,7 +98,7 @@ def processor() -> str:
 
 
 def filesystem_of(path: Path) -> str:
-    """Return the type of the file system a directory lies on; fsync on tmpfs means nothing."""
+    """Return the type of the file system of a directory; fsync on tmpfs has no effect."""
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, this_kind, *_ = line.split()

@@ -48,7 +48,7 @@ class Results:
 
 
 def as_json(results: Results, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return everything: what was measured on, medians, ratios and each single result."""
+    """Return the machine, medians, ratios and each single result."""
     summary: dict[str, Any] = {}
     for row in rows:
         summary[row.key] = {
@@ -64,7 +64,7 @@ def as_json(results: Results, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def show(results: Results, rows: Sequence[Row], console: Console) -> None:
-    """Print the table and below it what went wrong or was disturbed."""
+    """Print the table, and below it failed and disturbed runs."""
     brokers = _brokers(results)
     scale = results.about["scale"]
     scaled = "" if scale == 1 else f"; all counts times {scale:g}"

@@ -49,7 +49,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, or a few that come out of the same run."""
+    """One row of the table, or a few of the same run."""
 
     key: str
     title: str

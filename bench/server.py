@@ -52,7 +52,7 @@ class Server:
         self.port = port
         self._process: subprocess.Popen[bytes] | None = None
 
-    # -- to be said by each broker ---------------------------------------------------------------
+    # -- defined by each broker ------------------------------------------------------------------
 
     def missing(self) -> str | None:
         """Return the missing installation of this broker, None if it can run."""
@@ -140,7 +140,7 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Say whether start was called and the process still lives."""
+        """Return whether start was called and the process is still running."""
         return self._process is not None and self._process.poll() is None
 
     def log_path(self) -> Path:

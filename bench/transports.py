@@ -1,4 +1,4 @@
-"""One queue over TCP, TLS and WebSocket in turn: what the layers around AMQP cost."""
+"""One queue over TCP, TLS and WebSocket: the cost of the layers around AMQP."""
 
 from __future__ import annotations
 

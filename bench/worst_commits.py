@@ -140,7 +140,7 @@ class Bench:
             at = await self._wal()
             try:
                 await self._journal.upkeep(NOW_MS)
-            except Exception as error:  # noqa: BLE001 - it is what the row shows
+            except Exception as error:  # noqa: BLE001 - the row shows it
                 self.failure = error
             await asyncio.sleep(0.2)
             await self.commit([outcome()])

@@ -96,7 +96,7 @@ def running_bus(folder: Path, port: int) -> Iterator[str]:
     expect("exit code of the bus", code, 0)
 
 
-# --- what it can do -----------------------------------------------------------------------------
+# --- features -----------------------------------------------------------------------------------
 
 
 def receive(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:

@@ -4,7 +4,7 @@ A pytest plugin (loaded by the conftest.py of the root). A number counts only wh
 carries it was collected, ran and passed; a number with a failed, skipped or expected-to-fail test
 beside passing ones counts as not shown. `--behaviours-write` writes the page, `--behaviours-check`
 fails the run when the page differs; both only make sense for a run of all tests, and do nothing
-when the run was cut short. A run with failed tests may write, without what those would show.
+when the run was cut short. A run with failed tests may write, without the behaviours of those.
 """
 
 from __future__ import annotations

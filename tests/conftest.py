@@ -1,4 +1,4 @@
-"""A real Postgres for every room: one server a run, one database a test.
+"""A real Postgres for all tests: one server a run, one database a test.
 
 The server is started once for each worker; a template database with the tables of partition 0 is
 cloned for each test.

@@ -20,13 +20,13 @@ FREE_PORTS = tuple(word for port in PORTS for word in (port, "0"))
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a newcomer who has set nothing."""
+    """Return the environment of a new user without settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
     return {**kept, "PYTHONPATH": str(ROOT / "dataplane"), "NO_COLOR": "1", **more}
 
 
 class DevBus(NamedTuple):
-    """What the bus printed about itself; addresses are URLs, `token_file` is a path."""
+    """A running bus with its printed addresses, which are URLs; `token_file` is a path."""
 
     connection_string: str
     metrics: str
@@ -56,7 +56,7 @@ class DevBus(NamedTuple):
 
 @contextmanager
 def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
-    """Run `postbus dev` from the checkout's folder; it must end in order when asked to."""
+    """Run `postbus dev` from the checkout's folder; it must end in order on SIGTERM."""
     options = ("--ephemeral", *FREE_PORTS)
     process = subprocess.Popen(
         [sys.executable, "-m", "postbus", "dev", *arguments, *options],

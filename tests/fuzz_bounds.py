@@ -1,4 +1,4 @@
-"""What fuzzers watch beside wrong answers: resident memory, and the longest turn of one input."""
+"""Limits of fuzzers beside wrong answers: resident memory, and the time of one input."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MAX_GROWN_BYTES = 96 << 20
-"""How much the memory of a fuzzer may grow, its pool of inputs and caches included."""
+"""Maximum growth of the memory of a fuzzer, its pool of inputs and caches included."""
 
-MAX_TURN_S = 0.5
-"""CPU time of one input, with all that the fuzzer does with it: nobody else is served meanwhile."""
+MAX_STEP_S = 0.5
+"""CPU time of one input with all its processing: no other client is served meanwhile."""
 
 
 class Bounds:
@@ -24,26 +24,26 @@ class Bounds:
         self.grown_bytes = 0
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Measure what is done with one input."""
+    def step(self) -> Iterator[None]:
+        """Measure the processing of one input."""
         began_s = time.process_time()
         yield
         took_s = time.process_time() - began_s
         self.longest_s = max(self.longest_s, took_s)
-        assert took_s < MAX_TURN_S, f"a turn of {took_s:.2f} s"
+        assert took_s < MAX_STEP_S, f"one input took {took_s:.2f} s"
         self._count += 1
         if self._count % 64 == 0 or took_s > 0.05:
             self.look()
 
     def look(self) -> None:
-        """Compare memory with what it was."""
+        """Check the growth of memory since the start."""
         self.grown_bytes = max(self.grown_bytes, resident_bytes() - self._first_bytes)
         assert self.grown_bytes < MAX_GROWN_BYTES, f"memory grew by {self.grown_bytes >> 20} MiB"
 
     def __str__(self) -> str:
         self.look()
-        turn_ms, grown = self.longest_s * 1_000, self.grown_bytes / (1 << 20)
-        return f"longest turn {turn_ms:.0f} ms, memory grew by {grown:.0f} MiB"
+        step_ms, grown = self.longest_s * 1_000, self.grown_bytes / (1 << 20)
+        return f"longest step {step_ms:.0f} ms, memory grew by {grown:.0f} MiB"
 
 
 def resident_bytes() -> int:

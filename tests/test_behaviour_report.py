@@ -65,7 +65,7 @@ def test_setup_alone_shows_no_behaviour() -> None:
 
 
 def test_every_behaviour_of_the_finished_themes_has_a_test() -> None:
-    """Whether those tests pass is for the page to say."""
+    """The page shows whether those tests pass."""
     catalog = tomllib.loads(CATALOG.read_text(encoding="utf-8"))
     del catalog["themes"]
     promised = {

@@ -10,23 +10,23 @@ from tests import fuzz_bounds
 from tests.fuzz_bounds import Bounds
 
 
-def slow_turn(bounds: Bounds) -> None:
+def slow_step(bounds: Bounds) -> None:
     began = time.process_time()
-    with bounds.turn():
+    with bounds.step():
         while time.process_time() - began < 0.02:
             pass
 
 
 def test_long_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzz_bounds, "MAX_TURN_S", 0.01)
-    with pytest.raises(AssertionError, match="a turn of"):
-        slow_turn(Bounds())
+    monkeypatch.setattr(fuzz_bounds, "MAX_STEP_S", 0.01)
+    with pytest.raises(AssertionError, match="one input took"):
+        slow_step(Bounds())
 
 
 def test_memory_that_is_kept_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_bounds, "MAX_GROWN_BYTES", 8 << 20)
     bounds = Bounds()
-    with bounds.turn():
+    with bounds.step():
         kept = b"\1" * (64 << 20)
     with pytest.raises(AssertionError, match="memory grew by"):
         bounds.look()
@@ -35,6 +35,6 @@ def test_memory_that_is_kept_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_are_reported() -> None:
     bounds = Bounds()
-    with bounds.turn():
+    with bounds.step():
         pass
-    assert str(bounds) == "longest turn 0 ms, memory grew by 0 MiB"
+    assert str(bounds) == "longest step 0 ms, memory grew by 0 MiB"

@@ -61,7 +61,7 @@ CIRCLE_MODULES = 4
 # A module of each larger circle -> (number of its modules, why it is one).
 REVIEWED_CIRCLES: dict[str, tuple[int, str]] = {}
 
-# What a reader of the repository meets first; folders that are planned may come.
+# Entries of the root folder; planned folders included.
 ROOT_ENTRIES = {
     ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
     "SECURITY.md", "bench", "charts", "conftest.py", "crds", "dataplane", "docs", "e2e", "examples",
@@ -226,7 +226,7 @@ def test_the_root_holds_listed_entries_only() -> None:
 
 
 def test_folder_operator_is_no_package() -> None:
-    """`operator/__init__.py` would shadow the standard library for whoever runs from the root."""
+    """`operator/__init__.py` would shadow the standard library for programs run from the root."""
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
@@ -235,7 +235,7 @@ def test_test_folders_are_no_packages() -> None:
 
 
 def test_every_module_is_imported() -> None:
-    """A module nobody imports is dead, or its test is missing."""
+    """A module without an import is dead, or its test is missing."""
     entry_points = {"postbus.__main__", "postbus.testing"}
     users: dict[str, set[Path]] = {}
     for path in python_files(*CODE_FOLDERS):
@@ -307,7 +307,7 @@ def test_commands_of_the_contributing_guide_exist() -> None:
 
 
 def test_recipes_name_files_and_symbols_that_exist() -> None:
-    """A row has a file or folder, and steps; what a step quotes is a name in that file."""
+    """A row has a file or folder, and steps; names quoted in a step are in that file."""
     package = PACKAGES["postbus"]
     text = read(ROOT / "docs" / "recipes.md")
     rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE)
@@ -363,7 +363,7 @@ def test_ci_entry_point_is_executable() -> None:
 
 
 def naked_sleeps(path: Path) -> Iterator[str]:
-    """Yield calls of `sleep` outside a function whose name says that it waits for something."""
+    """Yield calls of `sleep` outside functions with a name for waiting."""
 
     def visit(node: ast.AST, is_waiting: bool) -> Iterator[int]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -384,7 +384,7 @@ def naked_sleeps(path: Path) -> Iterator[str]:
 
 
 def test_no_test_sleeps_instead_of_waiting_for_a_condition() -> None:
-    """Only `wait…` functions may sleep (between two looks at a condition); `sleep(0)` yields.
+    """Only `wait…` functions may sleep, between two checks of a condition; `sleep(0)` yields.
 
     tests/faults holds programs that make load and kill processes at random times, no tests.
     """
@@ -409,7 +409,7 @@ def test_behaviour_numbers_in_tests_exist() -> None:
 
 
 def test_behaviours_are_shown_by_client_tests() -> None:
-    """A behaviour that only tests of the inside show may be one that nobody can have."""
+    """A behaviour shown by inner tests only may be out of reach for clients."""
     shown_to_clients = behaviours_named(*(f"tests/{folder}" for folder in CLIENT_TESTS))
     assert behaviours_named("tests") - shown_to_clients == set(SHOWN_INSIDE)
 

@@ -61,7 +61,7 @@ def test_an_outage_ends_by_itself(postbus):
 
 
 def install_wheel(folder: Path) -> Path:
-    """Build the package and install it alone; return where it lies."""
+    """Build the package and install it alone; return its folder."""
     built, installed = folder / "built", folder / "installed"
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)

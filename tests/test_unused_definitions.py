@@ -1,4 +1,4 @@
-"""The check of unused definitions sees what is used, by types and not by bare names."""
+"""The check of unused definitions finds uses by types and not by bare names."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
 """Definitions that the product does not refer to -> why they stay."""
 
 PUBLIC: Final = {"postbus.testing"}
-"""Modules for users: what has a public name there is used."""
+"""Modules for users: public names there count as used."""
 
 CALLED_BY_NAME: Final = {"lark.Transformer"}
 """Bases outside the package that call methods by names which appear in no code."""
@@ -138,7 +138,7 @@ class Program:
     """The modules of a package, their definitions and references."""
 
     def __init__(self, package: Path, cache: Path) -> None:
-        """Read a package and what mypy wrote about it into `cache`."""
+        """Read a package and mypy's data on it in `cache`."""
         self.modules: dict[str, Module] = {}
         self.classes: dict[str, tuple[Module, ast.ClassDef]] = {}
         references: list[Reference] = []
@@ -267,7 +267,7 @@ def complaints(program: Program, exceptions: dict[str, str]) -> list[str]:
 
 
 def main() -> str | int:
-    """Return what to exit with: the complaints, or 0."""
+    """Return the argument of `sys.exit`: the complaints, or 0."""
     cache = ROOT / ".mypy_cache" / "3.11"
     try:
         program = Program(ROOT / "dataplane" / "postbus", cache)

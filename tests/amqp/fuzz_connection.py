@@ -1,9 +1,9 @@
 """Throws mutated captures at both roles of the engine: `fuzz_connection.py SECONDS [SEED]`.
 
 The captures in corpus/ are one side of real conversations (the Python SDK, Qpid Proton): those
-named client-* are fed to a broker engine, those named broker-* to a client engine. Whatever the
-bytes, the engine raises nothing, answers in whole legal frames, says why it closed, keeps memory
-within its limits and does not hang.
+named client-* are fed to a broker engine, those named broker-* to a client engine. For all
+bytes the engine raises nothing, answers in whole legal frames, gives a reason to close, keeps
+memory within its limits and does not hang.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def check_output(owner: Owner) -> None:
 
 
 def run_case(corpus: dict[str, bytes], seed: int) -> None:
-    """Run one mutated capture. Raises whatever is wrong; the seed repeats it."""
+    """Run one mutated capture. Raises the first error found; the seed repeats it."""
     rng = random.Random(seed)
     name = rng.choice(sorted(corpus))
     frames = split_frames(corpus[name])
@@ -273,7 +273,7 @@ def main(arguments: list[str]) -> int:
     count, bounds = 0, Bounds()
     while time.monotonic() < deadline:
         try:
-            with bounds.turn():
+            with bounds.step():
                 run_case(corpus, seed + count)
         except Exception:
             sys.stderr.write(f"failed: fuzz_connection.py 1 {seed + count}\n")

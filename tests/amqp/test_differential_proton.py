@@ -384,7 +384,7 @@ def test_ten_megabytes_both_ways_in_many_frames(client_frame: int) -> None:
 def test_a_small_window_of_the_client_is_kept(
     seed: int, window_frames: int, sizes: list[int]
 ) -> None:
-    """Proton closes with a window violation when it gets more than it asked for."""
+    """Proton closes with a window violation when it gets more than its window."""
     pair = Pair(seed, client_frame=512, window_frames=window_frames)
     receivers = [pair.receiver(name) for name in ("a", "b")]
     expected: dict[str, list[int]] = {"a": [], "b": []}

@@ -170,7 +170,7 @@ def test_refusal_is_an_attach_with_null_terminus_and_a_closing_detach(is_receive
     inner = b"\x00\x53\x1d\xc0" + bytes((len(text) + 1, 3)) + text
     body = b"\x43\x41" + inner
     assert detach.raw == frame(0, b"\x00\x53\x16\xc0" + bytes((len(body) + 1, 3)) + body)
-    # the client's own detach crosses; nothing more is said, and a later answer is too late
+    # the client's own detach crosses; no frame follows, and a later answer is too late
     assert client.send(DETACH, Uint(7), False) == []
     link.refuse(ERROR)
     link.detach()

@@ -209,7 +209,7 @@ class Client:
     # --- expectations ---------------------------------------------------------------------------
 
     def expect_closed(self, condition: str) -> None:
-        """The engine closed the connection with a condition, and says so to its owner."""
+        """Check that the engine closed with a condition and reported it to its owner."""
         assert self.engine.is_closed
         closed = self.events[-1]
         assert isinstance(closed, ConnectionClosed)

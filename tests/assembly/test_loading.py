@@ -15,8 +15,8 @@ from postbus.store.stores import Stores
 from tests.store.driving import connected, make_partition, wait_until
 
 
-class Asked:
-    """Takes the place of a partition's host: records the commands it is asked for."""
+class RecordingHost:
+    """Takes the place of a partition's host and records its commands."""
 
     partition_id = 0
 
@@ -40,7 +40,7 @@ async def test_an_unavailable_partition_is_loaded_again(
     stores: Stores, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server fails in a way that was not foreseen: the bus continues."""
-    host = Asked()
+    host = RecordingHost()
     async with connected(database) as look:
         await look.execute("insert into seen values (1, 0, 0, '')")
         await look.execute("alter table seen rename to unseen")

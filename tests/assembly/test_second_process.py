@@ -40,7 +40,7 @@ class Process(Broker):
         self.metrics = f"http://127.0.0.1:{ports['POSTBUS_METRICS_PORT']}"
 
     def get(self, path: str) -> tuple[int, str]:
-        """Return status and body; 0 while nobody answers."""
+        """Return status and body; 0 without an answer."""
         try:
             with urllib.request.urlopen(self.metrics + path, timeout=5) as answer:
                 return answer.status, answer.read().decode()

@@ -396,7 +396,7 @@ async def test_a_start_with_one_database_away_serves_the_rest_and_takes_it_in_la
     async with starting(folder, *dsns) as start:
         await start.is_ready()
         await asyncio.to_thread(servers[1].start)
-        await until(lambda: not start.bus.readiness.troubles())  # nobody asked for it
+        await until(lambda: not start.bus.readiness.troubles())  # not requested
         assert await peek(start.bus, THERE) == [f"in {THERE}"]
         assert await peek(start.bus, HERE) == [f"in {HERE}", "another"]
         assert re.search(r'store_up\{.*store="2"\} 1.0', (await start.look("/metrics"))[1])
@@ -413,7 +413,7 @@ async def received(bus: Bus, queue: str, count: int) -> set[str]:
 
 
 async def is_released(dsn: str) -> None:
-    """Check that each partition of a database that was owned was given up in order."""
+    """Check that each owned partition of a database was released in order."""
     connection = await asyncpg.connect(dsn)
     try:
         schemas = await connection.fetch(
@@ -439,7 +439,7 @@ async def test_entities_without_a_definition_are_found_in_a_database_that_comes_
         bus = bus_of(data, *dsns, queues=(HERE,))
         try:
             await asyncio.wait_for(bus.start(), LIMIT_S)
-            assert len(bus.readiness.troubles()) == 1  # the store; nobody needs a partition there
+            assert len(bus.readiness.troubles()) == 1  # the store; no partition there is in use
             await asyncio.to_thread(servers[1].start)
             left = home_of(THERE, partition_count=16)
             look = await asyncpg.connect(dsns[1])

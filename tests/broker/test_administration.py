@@ -207,7 +207,7 @@ async def test_pages_are_in_order_of_name(store: Store) -> None:
         assert names(EntityKind.SUBSCRIPTION, "u") == []
 
 
-# --- who hangs up, what the store does ------------------------------------------------------------
+# --- disconnects and store failures -------------------------------------------------------------
 
 
 class SlowCatalog(CatalogStore):
@@ -228,11 +228,11 @@ async def test_a_client_that_hangs_up_does_not_stop_a_change(store: Store) -> No
         catalog = SlowCatalog(store)
         bus.directory.catalog.store = catalog
         await bus.load()
-        asked = asyncio.create_task(administration.put(a_queue("q", QUEUE), NEW))
+        request = asyncio.create_task(administration.put(a_queue("q", QUEUE), NEW))
         await catalog.begun.wait()
-        asked.cancel()
-        await asyncio.wait([asked])
-        assert asked.cancelled()
+        request.cancel()
+        await asyncio.wait([request])
+        assert request.cancelled()
         catalog.goes_on.set()
         while administration.find("q") is None:
             await asyncio.sleep(0)
@@ -249,13 +249,13 @@ async def test_a_change_that_a_stop_cuts_short_is_answered_without_a_guess(store
         started.append(asyncio.create_task(work))
 
     async with administered(store, start=start) as (administration, _):
-        asked = asyncio.create_task(administration.put(a_queue("q", QUEUE), NEW))
+        request = asyncio.create_task(administration.put(a_queue("q", QUEUE), NEW))
         while not started:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         started[0].cancel()
         async with asyncio.timeout(5):
-            assert await refusal_of(asked) is Refusal.UNKNOWN
+            assert await refusal_of(request) is Refusal.UNKNOWN
 
 
 class AwayCatalog(CatalogStore):
@@ -422,7 +422,7 @@ async def test_counts_leave_out_unavailable_partitions(store: Store) -> None:
         assert await refusal_of(work) is Refusal.NOT_APPLIED
 
 
-# --- who has what -------------------------------------------------------------------------------
+# --- counts of parts ----------------------------------------------------------------------------
 
 
 async def test_partitions_acknowledge_a_version(store: Store) -> None:
@@ -450,7 +450,7 @@ async def test_partitions_acknowledge_a_version(store: Store) -> None:
         assert administration.acknowledged() == dict.fromkeys(range(4), made.version + 1)
 
 
-# --- what is promised of definitions --------------------------------------------------------------
+# --- guarantees for definitions -----------------------------------------------------------------
 
 
 @pytest.mark.behaviour("S92", "S93", "S266", "S267", "S277")

@@ -384,7 +384,7 @@ async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store
             assert await refusal_of(administration.restore(refused)) is Refusal.NOT_ALLOWED
         home = bus.hosts[topic.partitions[0]]
         bus.advance(HOUR_MS)
-        await until(lambda: _scheduled(bus, topic.entity_no) == 0)  # what is due is not lost
+        await until(lambda: _scheduled(bus, topic.entity_no) == 0)  # due messages are not lost
         assert home.is_loaded
         restored = await administration.restore(topic.entity_no)
         assert restored.name == "t"
@@ -394,7 +394,7 @@ async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store
         assert (await administration.runtime("t/Subscriptions/closed")).active == 0
         assert (
             await administration.runtime("t/Subscriptions/kept")
-        ).active == 3  # x, y, and what was due
+        ).active == 3  # x, y, and the due message
         await administration.restore(earlier.entity_no)
         assert (await administration.runtime("t/Subscriptions/earlier")).active == 1
         await bus.sent(bus.address("t"), message("z"))
@@ -648,7 +648,7 @@ async def test_a_crash_between_any_two_steps_is_repaired(
             assert (await administration.runtime(f"t/Subscriptions/{name}")).active == 16
 
 
-# --- who is told --------------------------------------------------------------------------------
+# --- the feed -----------------------------------------------------------------------------------
 
 
 async def test_the_feed_returns_changes_and_waits_for_more(store: Store) -> None:

@@ -85,7 +85,7 @@ class Receiver(RecordingSink):
             self.open -= 1
             if isinstance(reply, Settled) and reply.lost is None:
                 self._completed[body] += way is Disposition.COMPLETE
-            elif isinstance(reply, Refused):  # it stays, whatever is decided about the entity
+            elif isinstance(reply, Refused):  # it stays, with and without a deletion of the entity
                 assert reply.refusal in (Refusal.LOCK_LOST, Refusal.ENTITY_DISABLED), reply
 
         queue = self._queue
@@ -182,7 +182,7 @@ async def found_in(bus: Bus, *paths: str) -> Counter[str]:
     return found
 
 
-async def nothing_on_the_way(administration: Administration, *paths: str) -> None:
+async def no_message_in_transfer(administration: Administration, *paths: str) -> None:
     async def is_there() -> bool:
         return not any([(await administration.runtime(path)).transfer for path in paths])
 
@@ -211,7 +211,7 @@ async def test_a_queue_is_changed_under_load(store: Store, is_partitioned: bool)
         await wait_until(lambda: _has_sent(load, enough))
         load.stop()
         await asyncio.gather(*work)
-        await nothing_on_the_way(administration, "q", "target", "dead")
+        await no_message_in_transfer(administration, "q", "target", "dead")
         lying = await found_in(bus, "q", "target", "dead")
     assert set(load.why_refused) >= {Refusal.SEND_DISABLED, Refusal.ENTITY_DISABLED}
     assert load.ended, "no receiver was ended by a change"
@@ -267,7 +267,7 @@ async def test_rules_and_subscriptions_are_changed_under_load(store: Store) -> N
         load.stop()
         await asyncio.gather(*work)
         paths = ("t/Subscriptions/away", "target")
-        await nothing_on_the_way(administration, *paths)
+        await no_message_in_transfer(administration, *paths)
         everything: Any = Counter(load.accepted)
         assert len(everything) > 100
         assert await found_in(bus, "t/Subscriptions/all") == everything

@@ -1,4 +1,4 @@
-"""Every administrative change has an entry in the audit, whatever fails."""
+"""Every administrative change has an entry in the audit, despite failures."""
 
 from __future__ import annotations
 

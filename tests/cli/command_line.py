@@ -26,12 +26,12 @@ CONTROL = ("--control-port", "0")
 
 @dataclass
 class CommandLine:
-    """Runs `postbus` in a folder. Tests look at what it says and at its exit code."""
+    """Runs `postbus` in a folder. Tests check its output and its exit code."""
 
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
     announced: str = ""
-    """What the bus of the folder printed when it was ready."""
+    """Standard output of the bus of the folder until it was ready."""
 
     def environment(self) -> dict[str, str]:
         config = str(self.folder / "config")
@@ -58,7 +58,7 @@ class CommandLine:
         )
 
     def ok(self, *arguments: str, stdin: str | bytes = "", **variables: str) -> str:
-        """Run a command that must succeed; return what it printed."""
+        """Run a command that must succeed; return its standard output."""
         done = self.run(*arguments, stdin=stdin, **variables)
         assert done.returncode == 0, (arguments, done.stderr, done.stdout)
         return done.stdout
@@ -68,7 +68,7 @@ class CommandLine:
         return json.loads(self.ok(*arguments, "-o", "json"))
 
     def lines(self, *arguments: str) -> list[dict[str, Any]]:
-        """Run a command and return its lines of JSON; none is an exit code of 1, and told."""
+        """Run a command; return its lines of JSON. No line has exit code 1 and a remark."""
         done = self.run(*arguments)
         assert done.returncode == (0 if done.stdout else 1), done.stderr
         assert re.fullmatch("" if done.stdout else "postbus: no message arrived .*\n", done.stderr)
@@ -91,7 +91,7 @@ def user_folder() -> Iterator[Path]:
 
 @contextmanager
 def folder_with_bus(*arguments: str) -> Iterator[CommandLine]:
-    """Run `postbus dev` in a folder of its own; it must end in order when asked to."""
+    """Run `postbus dev` in a folder of its own; it must end in order on SIGTERM."""
     with user_folder() as folder:
         user = CommandLine(folder)
         process = subprocess.Popen(

@@ -62,7 +62,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a bus until it says that it is ready; kills it at the end unless it has gone."""
+    """Start a bus, wait until it prints "ready", and kill it at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "postbus", *arguments],
         env=environment(**{**SHOWN, **variables}),
@@ -170,7 +170,7 @@ def test_data_directory_in_use_is_refused(folder: Path) -> None:
 @pytest.mark.slow
 def test_taken_port_is_not_reported_before_the_data_directory(folder: Path) -> None:
     with socket.socket() as taken, DataDirectory(folder / "bus"):
-        with suppress(OSError):  # somebody else has it: as good
+        with suppress(OSError):  # taken by another process: as good
             taken.bind(("127.0.0.1", 9464))
             taken.listen()
         done = postbus("dev", "--data", str(folder / "bus"), "--port", "0")

@@ -1,4 +1,4 @@
-"""`postbus audit`: who changed what by hand."""
+"""`postbus audit`: manual changes with their callers."""
 
 from __future__ import annotations
 

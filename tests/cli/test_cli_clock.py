@@ -34,7 +34,7 @@ def run_clock(bus: DevBus, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def shown(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """Return what `postbus clock` printed, by the first word of a line."""
+    """Return the lines of `postbus clock` by their first word."""
     assert done.returncode == 0, done.stderr
     return dict(line.split() for line in done.stdout.splitlines())
 

@@ -1,4 +1,4 @@
-"""`postbus connections`: who is connected, as the bus itself tells it."""
+"""`postbus connections`: the connected clients as the bus reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`postbus context`, how commands find their bus, and what a terminal is offered to complete."""
+"""`postbus context`, the search of commands for their bus, and shell completion."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_help_shows_examples_and_exit_codes(user: CommandLine, command: str) -> 
 
 
 def complete(user: CommandLine, line: str) -> list[str]:
-    """Return what bash is offered behind a line."""
+    """Return the completions that bash gets for a line."""
     words = line.split(" ")
     done = subprocess.run(
         [sys.executable, "-m", "postbus"],

@@ -50,7 +50,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
 
 
 def send(user: CommandLine, queue: str, count: int) -> None:
-    """Send messages whose body and property `n` say which they are."""
+    """Send messages with their number in body and property `n`."""
     lines = [
         json.dumps({"body": f"m{n}", "messageId": f"id-{n}", "applicationProperties": {"n": n}})
         for n in range(count)

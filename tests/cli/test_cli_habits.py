@@ -1,4 +1,4 @@
-"""What people type out of habit from other tools, and what their terminals have room for."""
+"""Habits of other tools, and the width of terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--help` shows is true: every example can be typed, and no text loses a word.
+"""The texts of `--help`: every example can be parsed, and no text loses a word.
 
 The commands are looked at as the program builds them; nothing is run.
 """
@@ -54,7 +54,7 @@ def test_examples_can_be_typed(name: str, command: Any) -> None:
 
 
 def parse(words: list[str]) -> None:
-    """Read a command line as the program would, without doing what it says."""
+    """Parse a command line as the program would, without running it."""
     command: Any = COMMANDS[0][1]
     name = "postbus"
     while words and words[0] in (within := getattr(command, "commands", {})):
@@ -71,7 +71,7 @@ def test_take_over_and_no_wait_exclude_each_other() -> None:
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
 def test_texts_are_shown_whole(name: str, command: Any) -> None:
-    """What looks like markup would be swallowed: `[all]` is, `[9465]` is not."""
+    """Text like markup would be removed: `[all]` is, `[9465]` is not."""
     for text in (command.help, *(getattr(each, "help", None) for each in command.params)):
         assert Text.from_markup(text or "").plain == (text or "")
 

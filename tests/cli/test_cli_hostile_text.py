@@ -1,4 +1,4 @@
-"""What clients may put into messages never keeps the command line from showing them, nor acts."""
+"""Hostile contents of messages neither break the command line nor control the terminal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ spec: {{owner: {{name: example-bus}}}}
 """
 BODY = b"\x00\x53\x75\xa0\x04body"
 HOSTILE = "\x1b]0;x\x07\u202e\x9b2J\u2028\U000e0041 \n\t\"'é日本: #"
-"""A terminal's title and a command in C1, a turn of direction, a tag, and what is harmless."""
+"""A terminal's title and a command in C1, a change of direction, a tag, and harmless text."""
 
 
 def section(code: int, content: bytes) -> bytes:

@@ -334,7 +334,7 @@ def test_closed_pipe_loses_no_message(user: CommandLine) -> None:
     )
     assert receiving.stdout is not None
     assert receiving.stderr is not None
-    receiving.stdout.close()  # nobody reads: the first line fails
+    receiving.stdout.close()  # without a reader the first line fails
     error = receiving.stderr.read().decode()
     receiving.stderr.close()
     assert (receiving.wait(LIMIT_S), error) == (1, "")

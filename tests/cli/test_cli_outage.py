@@ -1,4 +1,4 @@
-"""An outage of the store is not an empty queue: commands tell the two apart, and name the store."""
+"""An outage of the store is not an empty queue: commands distinguish them and name the store."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_outage_is_logged_once_and_then_summed_up(caplog: pytest.LogCaptureFixtu
     troubles.log(0, "partition could not be loaded", StoreMisconfigured("no such"))
     assert [each.levelno for each in new_records()] == [logging.ERROR]
     troubles.log(1, "partition could not be loaded", StoreMisconfigured("no such"))
-    assert not new_records()  # nobody mends it so soon
+    assert not new_records()  # it lasts longer than this
     troubles.log(1, "partition could not be loaded", StoreMisconfigured("another"))
     assert [each.levelno for each in new_records()] == [logging.ERROR]
     now += SUMMARY_S

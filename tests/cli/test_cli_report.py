@@ -1,4 +1,4 @@
-"""`postbus report`: what support needs, also of a bus that does not answer, and no secret."""
+"""`postbus report`: data for support, also of an unresponsive bus, and no secret."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def contents(archive: bytes) -> dict[str, str]:
 
 
 def secrets_of(user: CommandLine) -> set[str]:
-    """Return whatever opens the bus of a folder, and the bare keys of it."""
+    """Return the secrets of the bus of a folder, and its bare keys."""
     announced = json.loads((user.folder / ".postbus" / "bus.json").read_text())
     token = Path(announced["token_file"]).read_text().split()[-1]
     rules: list[dict[str, Any]] = user.json("keys", "list", "--show")

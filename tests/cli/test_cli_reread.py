@@ -65,7 +65,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def serving(database: str, folder: Path) -> Iterator[tuple[CommandLine, subprocess.Popen[str]]]:
-    """Run `postbus serve` with data directory `d` of a folder, which its commands are told."""
+    """Run `postbus serve` with data directory `d` of a folder; its commands get that directory."""
     user = CommandLine(folder, {"POSTBUS_DATA": "d"})
     process = subprocess.Popen(
         [sys.executable, "-m", "postbus", "serve", "bus.yaml", *FREE_PORTS, *CONTROL],

@@ -1,4 +1,4 @@
-"""How a bus that runs ends: signals, and another process that takes over."""
+"""The end of a running bus: signals, and a takeover by another process."""
 
 from __future__ import annotations
 

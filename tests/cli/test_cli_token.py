@@ -1,4 +1,4 @@
-"""`postbus token`: what it signs, for how long, and what it needs for that."""
+"""`postbus token`: its resource, its lifetime and its inputs."""
 
 from __future__ import annotations
 

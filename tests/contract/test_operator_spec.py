@@ -1,4 +1,4 @@
-"""`operatorSpec`: what each field takes, and that nonsense is refused by the field's name."""
+"""`operatorSpec`: the values of each field; invalid ones are refused by the field's name."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_defaults_are_one_broker_on_one_managed_store() -> None:
 )
 def test_field_is_read(text: dict[str, Any]) -> None:
     spec = NamespaceOperatorSpec.model_validate(text)
-    said = spec.model_dump(by_alias=True, mode="json", exclude_unset=True)
-    assert NamespaceOperatorSpec.model_validate(said) == spec
-    assert set(said) == set(text)
+    dumped = spec.model_dump(by_alias=True, mode="json", exclude_unset=True)
+    assert NamespaceOperatorSpec.model_validate(dumped) == spec
+    assert set(dumped) == set(text)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_nonsense_is_refused_where_it_stands(text: dict[str, Any], where: str) -
         ({}, 16, 16),
         ({"sku": {"name": "Basic"}}, 16, 16),
         ({"sku": {"name": "Premium"}, "premiumMessagingPartitions": 2}, 2, 2),
-        # A Premium namespace that was a Standard one has 16 partitions and does not say so.
+        # A Premium namespace that was a Standard one has 16 partitions without a field for them.
         ({"sku": {"name": "Premium"}}, 16, 16),
     ],
 )

@@ -1,4 +1,4 @@
-"""What README and guides tell people to type works: every snippet is run or checked.
+"""Commands and programs of README and guides work: every snippet is run or checked.
 
 Snippets of one page run in order and share their variables, as a reader's would. Each is in a
 fence that names its language; a fence that no test here understands fails.
@@ -140,7 +140,7 @@ def run_page(page: Path, bus: DevBus, *, is_patient: bool = False) -> None:
 
 
 def definitions_of(page: Path) -> dict[str, Any]:
-    """Return the names that a page's snippets define, without running what they do."""
+    """Return the names that a page's snippets define, without running their statements."""
     kept = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef)
     names: dict[str, Any] = {}
     for snippet in snippets("python"):
@@ -152,7 +152,7 @@ def definitions_of(page: Path) -> dict[str, Any]:
 
 
 def bodies(bus: DevBus, queue: str = "orders", **options: Any) -> list[str]:
-    """Receive and complete what there is."""
+    """Receive and complete all messages; return their bodies."""
     with (
         ServiceBusClient.from_connection_string(bus.connection_string) as client,
         client.get_queue_receiver(queue, max_wait_time=WAIT_S, **options) as receiver,
@@ -267,7 +267,7 @@ def test_dead_letters_are_seen_resent_and_thrown_away(
     (late,) = (line for line in seen if "TTLExpiredException" in line)
     assert late.endswith(f"TTLExpiredException {table['TTLExpiredException']}")
     poisoned = [line for line in seen if "MaxDeliveryCountExceeded" in line]
-    text = table["MaxDeliveryCountExceeded"].replace("10", "5")  # as examples/queues.yaml says
+    text = table["MaxDeliveryCountExceeded"].replace("10", "5")  # as in examples/queues.yaml
     assert [line.endswith(f" 5 MaxDeliveryCountExceeded {text}") for line in poisoned] == [True] * 2
     assert [line.split()[1] for line in seen if "None" in line] == ["id-unwanted", "id-unexplained"]
     assert len(seen) == 5
@@ -288,7 +288,7 @@ def test_dead_letters_are_seen_resent_and_thrown_away(
 
 
 def expect_whole_copy(message: ServiceBusReceivedMessage, receiver: Any) -> str:
-    """Check what a resent message should have, and complete it."""
+    """Check the properties of a resent message, and complete it."""
     assert message.delivery_count == 0
     assert message.application_properties == {b"number": 7, b"word": "wörd".encode()}
     assert message.dead_letter_reason is None
@@ -305,7 +305,7 @@ def expect_whole_copy(message: ServiceBusReceivedMessage, receiver: Any) -> str:
 
 @pytest.mark.slow
 def test_resending_ends_although_the_copies_die_again(dev_bus: DevBus) -> None:
-    """Somebody dead-letters each copy before the next dead letter is looked at."""
+    """A consumer dead-letters each copy before the next dead letter is read."""
     resend = definitions_of(DEAD)["resend"]
     sent: list[ServiceBusMessage] = []
     client = ServiceBusClient.from_connection_string(dev_bus.connection_string)
@@ -336,7 +336,7 @@ def test_reasons_of_the_guide_are_those_of_the_bus() -> None:
     table = reasons_of_the_guide()
     for properties in (EXPIRED, HEADER_TOO_LARGE, topic_state.NO_SESSION):
         assert table.pop(str(properties[REASON])) == properties[DESCRIPTION]
-    assert table.pop("MaxDeliveryCountExceeded")  # compared with what a bus writes
+    assert table.pop("MaxDeliveryCountExceeded")  # compared with the output of a bus
     assert set(table) == {EvaluationError("").name, sql_actions.ACTION_ERROR}
 
 
@@ -541,7 +541,7 @@ def test_fields_of_the_guide_are_those_of_sql() -> None:
     assert named - {"pt1h"} == set(sql_actions.SETTABLE)
 
 
-# --- YAML and what `postbus check` says of it ---------------------------------------------------
+# --- YAML and the output of `postbus check` -----------------------------------------------------
 
 
 def write_manifest(folder: Path, snippet: Snippet) -> Path:
@@ -567,7 +567,7 @@ def test_manifests_are_valid(page: Path, tmp_path: Path) -> None:
 
 
 def expect_shown(snippet: Snippet, folder: Path) -> None:
-    """Run a command in a folder and compare what it says with the guide."""
+    """Run a command in a folder and compare its output with the guide."""
     command, _, output = snippet.text.removeprefix("$ ").partition("\n")
     name, *arguments = shlex.split(command)
     assert name == "postbus"
@@ -702,7 +702,7 @@ def check_requirement(requirement: str) -> None:
 
 
 def check_postbus(arguments: list[str]) -> None:
-    """Parse a command line as the program would, without doing what it says."""
+    """Parse a command line as the program would, without running it."""
     command = typer.main.get_command(app)
     name, rest = "postbus", arguments
     while rest and rest[0] in (within := getattr(command, "commands", {})):

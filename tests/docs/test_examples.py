@@ -1,4 +1,4 @@
-"""Every program in examples/ runs and does what it says."""
+"""Every program in examples/ runs and has its documented effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def running_bus(example: str) -> AbstractContextManager[DevBus]:
-    """Run the bus of an example as it says itself, with a clock to move."""
+    """Run the bus of an example by its own instructions, with a manual clock."""
     return running_dev_bus(str(EXAMPLES / example), "--clock", "manual")
 
 

@@ -30,7 +30,7 @@ def dev_bus() -> Iterator[DevBus]:
 
 
 def command_output(bus: DevBus, folder: Path) -> list[str]:
-    """Run all commands of the guide in one shell; return what each block printed."""
+    """Run all commands of the guide in one shell; return the output of each block."""
     (folder / ".postbus").mkdir()
     (folder / ".postbus" / "control.token").write_text(bus.token, encoding="ascii")
     port = Settings.model_fields["control_port"].default

@@ -1,4 +1,4 @@
-"""docs/guides/from-the-emulator.md does what it says: every block of it is run, in its order."""
+"""docs/guides/from-the-emulator.md works: every block of it is run, in its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations guide: its unit, its settings and its SQL run a bus as the page says."""
+"""The operations guide: a bus runs with its unit, its settings and its SQL."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def service_manager(folder: Path) -> Iterator[tuple[str, socket.socket]]:
 
 
 def next_of(listening: socket.socket, *wanted: str) -> str:
-    """Return the next of some assignments, whatever else comes before."""
+    """Return the next of some assignments, skipping other values."""
     while True:
         for line in listening.recv(4_096).decode().splitlines():
             if line in wanted:

@@ -314,11 +314,11 @@ class BusThread:
     # ---------------------------------------------------------------------------
 
     def real_time_s(self) -> float:
-        """Tell the time of tokens, which a test may move forward."""
+        """Return the time of tokens, which a test may move forward."""
         return time.time() + self.real_shift_s
 
     def age_tokens(self, duration_s: float) -> None:
-        """Move the time of tokens and look at them."""
+        """Move the time of tokens forward and check them."""
         self.real_shift_s += duration_s
         self.look_in(16)
 
@@ -411,7 +411,7 @@ class BusThread:
             entry = self._directory.find(name.lower())
             assert entry is not None
             host = self._hosts[entry.home_partition]
-            await host.call(Tick())  # loads the partition when nobody has used it yet
+            await host.call(Tick())  # loads the partition before its first use
             counts = host.counts(entry.entity_no)
             assert counts is not None
             return counts
@@ -438,7 +438,7 @@ class BusThread:
         assert host.reload_count == before + 1
 
     def reload_count(self, name: str) -> int:
-        """How often the partition of an entity was loaded again."""
+        """Return the number of reloads of an entity's partition."""
         entry = self._directory.find(name.lower())
         assert entry is not None
         return self._hosts[entry.home_partition].reload_count
@@ -456,7 +456,7 @@ class BusThread:
     def client(
         self, rule: str = RULES[0].name, key: str | None = None, **given: object
     ) -> ServiceBusClient:
-        """Return the unmodified SDK's client, which repeats nothing unless `said` lets it."""
+        """Return the unmodified SDK's client, without retries unless `given` has some."""
         options: dict[str, object] = {"retry_total": 0, **given}
         if "transport_type" not in given:
             options.setdefault("socket_timeout", SDK_READ_S)

@@ -1,4 +1,4 @@
-"""A raw client that says wrong things, beside one link of its own that behaves."""
+"""A raw client that sends invalid frames, beside one well-behaved link of its own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HostileClient(TransactionClient):
         self._sent = 0
 
     def check(self) -> None:
-        """Show that the connection and its other links go on."""
+        """Check that the connection and its other links still work."""
         delivery_id = self.next_id()
         self.write(self.transfer(delivery_id, message(b"witness"), handle=WITNESS))
         assert int(self.state_of(delivery_id).descriptor) == ACCEPTED

@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def path(self) -> str:
-        """Where a locked message is settled."""
+        """The path at which a locked message is settled."""
         return "/" + self.headers["Location"].split("/", 3)[3]
 
 

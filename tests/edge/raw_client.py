@@ -114,12 +114,12 @@ class RawClient:
             assert found.code == FLOW, found
 
     def is_silent_until(self, code: int, *probe: bytes) -> bool:
-        """Write a probe and say whether its answer is the first thing to come, flows aside."""
+        """Write a probe; return whether its answer is the next frame, apart from flows."""
         self.write(*probe)
         return self.expect(code) is not None
 
     def is_hung_up(self) -> bool:
-        """Wait until the broker closes the socket, whatever it says before."""
+        """Wait until the broker closes the socket, ignoring all frames before."""
         while self.socket.recv(65_536):
             pass
         return True

@@ -236,7 +236,7 @@ def map32(count: int, payload: bytes, size: int | None = None) -> bytes:
 
 
 KEY, ONE = encode_value("k"), encode_value(1)
-NESTED = b"\xc0\x04\x02\xa1\x01k" * 40  # each a map that says it holds more
+NESTED = b"\xc0\x04\x02\xa1\x01k" * 40  # each a map with too large a count
 
 BROKEN = {
     "odd count": map32(3, KEY + ONE + KEY),
@@ -313,7 +313,7 @@ def test_dubious_property_maps_are_refused_or_delivered_as_they_are(
 def test_odd_property_maps_are_refused_or_stored_unread(
     bus: BusThread, hostile: HostileClient, queue: str, name: str
 ) -> None:
-    """A queue may take what it need not read; whoever reads it later has an answer too.
+    """A queue may store what it need not read; a later reader gets an answer too.
 
     It is delivered as it is, browsed, dead-lettered with a reason and read from there.
     """

@@ -1,4 +1,4 @@
-"""Memory and resources of a connection are released at its end, whatever its state."""
+"""Memory and resources of a connection are released at its end, in every state."""
 
 from __future__ import annotations
 

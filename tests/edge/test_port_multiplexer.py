@@ -56,7 +56,7 @@ def test_first_bytes_select_the_protocol() -> None:
     assert speaks_http(b"AMEN / HTTP/1.1\r\n") is None
     assert speaks_http(GET_HEALTH[:-1]) is None
     assert speaks_http(GET_HEALTH) is True
-    assert speaks_http(b"G" * 100_000) is True  # the parser says what is wrong with it
+    assert speaks_http(b"G" * 100_000) is True  # the parser reports the error
     assert speaks_http(b"\x16\x03\x01") is False
     assert speaks_http(b"get / HTTP/1.1\r\n") is False
 

@@ -85,7 +85,7 @@ def message(
     application_properties: bytes = b"",
     session: str | None = None,
 ) -> Envelope:
-    """Make an envelope whose message-id says which one it is."""
+    """Make an envelope with its name as message-id."""
     return Envelope(
         message_id=name.encode(),
         body=name.encode(),
@@ -201,7 +201,7 @@ class Rig:
         return replies
 
     def _check_overlap(self, outcome: Outcome) -> None:
-        """Assert that what touches rows of a commit under way says so (ADR 32)."""
+        """Assert that outcomes on rows of a commit in flight are barriers (ADR 32)."""
         if outcome.deletes and not outcome.touches_uncommitted:
             for earlier, _ in self.pending:
                 own = {insert.row_key for insert in earlier.inserts}
@@ -282,7 +282,7 @@ class Rig:
         self.tick_now()
 
     def crash(self) -> None:
-        """Lose what was not committed, and all memory."""
+        """Drop uncommitted outcomes and all memory, and load again."""
         self.pending.clear()
         self.state.discard()
         assert self.budget.used_bytes == 0
@@ -396,13 +396,13 @@ class Rig:
         self.tick_now()
 
     def inbox(self, name: str) -> list[Delivery]:
-        """Take what a receiver has got."""
+        """Return the deliveries of a receiver, and clear them."""
         client = self.clients[self.names[name]]
         taken, client.inbox = client.inbox, []
         return taken
 
     def receive(self, name: str = "A", count: int = 1, **kwargs: object) -> list[Delivery]:
-        """Ask for messages, take what comes, and withdraw the rest of the demand."""
+        """Set a demand, take the deliveries, and withdraw the rest of the demand."""
         sub_queue = kwargs.get("sub_queue", ACTIVE)
         mode = kwargs.get("mode", PEEK_LOCK)
         assert isinstance(sub_queue, SubQueue)

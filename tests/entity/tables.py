@@ -1,4 +1,4 @@
-"""The tables of one partition as dicts: what mutations mean, as the vocabulary defines them.
+"""The tables of one partition as dicts: mutations applied as their vocabulary defines them.
 
 A test of that vocabulary, no stand-in for SQL.
 """
@@ -44,7 +44,7 @@ ACTIVE = SubQueue.ACTIVE
 
 
 def as_read(envelope: Envelope) -> Envelope:
-    """Return an envelope as its row gives it back: what lives in memory only is gone."""
+    """Return an envelope as its row stores it, without the fields kept in memory only."""
     if envelope.shared is None:
         return envelope
     fields = {slot: getattr(envelope, slot) for slot in Envelope.__slots__}
@@ -178,7 +178,7 @@ class Tables:
             self.settled[row_key] = (mutation.entity_no, mutation.how, mutation.settled_ms)
 
     def reap(self, cutoffs: dict[int, int]) -> None:
-        """Delete what was settled before its entity's cutoff, and all of entities without one."""
+        """Delete rows settled before their entity's cutoff, and all of entities without one."""
         for row_key, (entity_no, _, settled_ms) in list(self.settled.items()):
             if settled_ms < cutoffs.get(entity_no, settled_ms + 1):
                 del self.settled[row_key]

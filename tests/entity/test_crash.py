@@ -99,7 +99,7 @@ class Traffic:
                 self.completed[name_of(delivery.envelope)] = replies
 
     def handle(self) -> None:
-        """Delete or resend some of what lies in the dead-letter queue, or is said to."""
+        """Delete or resend some messages of the dead-letter queue, or former ones."""
         known = [number for number, _ in self.rig.tables.kept.values()]
         if known:
             numbers = self.random.sample(known, min(len(known), 3))
@@ -121,7 +121,7 @@ class Traffic:
         )
 
     def check_after_crash(self) -> None:
-        """What was told is true; what was asked and not answered may have happened or not."""
+        """Assert that confirmed commands took effect; unanswered ones may have."""
         main, dead = self.names()
         present = main + dead
         assert len(present) == len(set(present)), "a message is in two places"
@@ -137,7 +137,7 @@ class Traffic:
                 assert name not in present
 
     def check_history(self) -> None:
-        """With a history, what was told to be accepted or completed is there, cancelled or not."""
+        """Assert that a history has all messages confirmed as accepted or completed."""
         tables = self.rig.tables
         if not self.rig.state.entities[QUEUE].keeps_settled:
             assert not tables.settled
@@ -202,7 +202,7 @@ def test_a_reload_after_each_commit_shows_the_same_history(budget_bytes: int) ->
 
 
 def comparable(result: object) -> object:
-    """Return what a result says; messages that are made anew are compared by what they are."""
+    """Return the fields of a result, so that rebuilt messages compare by content."""
     if isinstance(result, list | tuple):
         return [comparable(each) for each in result]
     if isinstance(result, Outcome | Deliver | Envelope):

@@ -81,11 +81,11 @@ def test_idleness_is_not_reported_without_a_period() -> None:
     assert rig.apply(Freeze(QUEUE)) == Refused(Refusal.BUSY, "the entity is in use")
 
 
-def receive_nothing(rig: Rig) -> None:
+def receive_no_message(rig: Rig) -> None:
     rig.receive("A", 1)
 
 
-def receive_something(rig: Rig) -> None:
+def receive_one_message(rig: Rig) -> None:
     assert rig.receive("A", 1, mode=DELETE)
 
 
@@ -113,8 +113,8 @@ def transact(rig: Rig) -> None:
     "use",
     [
         pytest.param(send, marks=pytest.mark.behaviour("S125")),
-        pytest.param(receive_something, marks=pytest.mark.behaviour("S126")),
-        pytest.param(receive_nothing, marks=pytest.mark.behaviour("S126")),
+        pytest.param(receive_one_message, marks=pytest.mark.behaviour("S126")),
+        pytest.param(receive_no_message, marks=pytest.mark.behaviour("S126")),
         pytest.param(update, marks=pytest.mark.behaviour("S127")),
         pytest.param(peek, marks=pytest.mark.behaviour("S128")),
         arrive,
@@ -469,7 +469,7 @@ def test_use_is_written_coarsely() -> None:
     assert 1 <= len(written) <= 3
 
 
-# --- freezing what is empty -----------------------------------------------------------------------
+# --- freezing if empty ----------------------------------------------------------------------------
 
 
 def test_an_empty_entity_is_frozen_even_with_receivers() -> None:
@@ -535,7 +535,7 @@ def test_a_publish_makes_a_subscription_not_empty() -> None:
     assert refused.refusal is Refusal.NOT_EMPTY
 
 
-# --- who used it last -----------------------------------------------------------------------------
+# --- time of last use -----------------------------------------------------------------------------
 
 
 def test_sending_and_receiving_is_access_and_a_clean_stop_remembers_it() -> None:

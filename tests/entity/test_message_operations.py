@@ -293,7 +293,7 @@ def test_a_resent_message_is_no_duplicate_of_itself() -> None:
     (number,) = kill(rig, sent)
     assert resend(rig, number).refused == {}
     assert rig.peek_names() == ["a"]
-    rig.send(sent)  # while anybody else's is
+    rig.send(sent)  # while those of others are
     assert rig.peek_names() == ["a"]
 
 
@@ -558,7 +558,7 @@ def test_properties_that_were_set_on_deferring_are_not_lost_before_their_commit(
 
 
 def changed_and_unloaded(rig: Rig, sub_queue: SubQueue, number: int) -> None:
-    """Abandon a message with a change whose commit stays under way; only its key is kept."""
+    """Abandon a message with a change whose commit stays in flight; only its key is kept."""
     (one,) = rig.receive(sub_queue=sub_queue)
     assert one.sequence == number
     rig.is_auto = False
@@ -640,7 +640,7 @@ def test_a_message_whose_commit_is_under_way_is_deleted_after_it() -> None:
     rig.send("a")
     rig.is_auto = False
     rig.submit(Enqueue(QUEUE, [message("b"), message("c")]))
-    rig.submit(DeleteBySequence(QUEUE, ACTIVE, [2]))  # the rig looks whether it says so
+    rig.submit(DeleteBySequence(QUEUE, ACTIVE, [2]))  # the rig checks that it is a barrier
     rig.commit()
     assert rig.peek_names() == ["a", "c"]
 

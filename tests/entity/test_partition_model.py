@@ -3,7 +3,7 @@
 Checked after every step: no loss and one place for each message (I1, I5), nothing after completion
 (I2), one live lock (I3), stale tokens fail (I4), counts (I8, I18), reasons (I9), expiry (I10),
 schedules (I11), deferral (I12), numbers (I15), receive-and-delete (I16). With a history nothing of
-this differs, and the rows of what was settled stay.
+this differs, and the rows of settled messages stay.
 """
 
 from __future__ import annotations

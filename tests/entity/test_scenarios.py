@@ -1,6 +1,6 @@
-"""Runs the transcripts in `scenarios/`: lines `> command` and, below each, what came of it.
+"""Runs the transcripts in `scenarios/`: lines `> command` and, below each, its results.
 
-A transcript is read by people; `pytest tests/entity --rewrite` writes what happens now, and the
+A transcript is read by people; `pytest tests/entity --rewrite` writes current results, and the
 change is reviewed as a diff. Line `! S1 S2` names the behaviours a transcript shows.
 
 Commands: `put key=value...`, `send name...` (with `ttl=`, `due=`, `size=`), `receive who count`
@@ -10,7 +10,7 @@ number...`, `purge limit`, `peek` (with `dlq`), `wait ms`, `crash`, `counts`, `d
 
 Of sessions: `send name... session=`, `deferred number... who=`, `accept who [session]`,
 `renewsession who`, `state who [text]` (without text it reads); receivers that got or lost a session
-are told below the command that caused it.
+are listed below the command that caused it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ DISPOSITIONS = {
 
 
 class Interpreter:
-    """One transcript's partition and what its clients hold."""
+    """The partition of one transcript and the deliveries of its clients."""
 
     def __init__(self) -> None:
         self.rig = Rig()
@@ -77,7 +77,7 @@ class Interpreter:
         self.sessions: dict[str, int] = {}
 
     def run(self, line: str) -> list[str]:
-        """Execute one command; return what came of it, one fact a line."""
+        """Execute one command; return its results, one fact a line."""
         verb, *words = line.split()
         options = dict(word.split("=", 1) for word in words if "=" in word)
         flags = {word for word in words if word in ("delete", "dlq", "atomic")}
@@ -87,10 +87,10 @@ class Interpreter:
         method = getattr(self, f"_{verb}")
         lines = method(rest, options, flags)
         self.rig.tick_now()
-        return list(lines) + ([] if verb == "drop" else self._session_news())
+        return list(lines) + ([] if verb == "drop" else self._changed_sessions())
 
-    def _session_news(self) -> list[str]:
-        """Say which receivers got or lost a session since this was asked last."""
+    def _changed_sessions(self) -> list[str]:
+        """Return the receivers that got or lost a session since the last call."""
         news = []
         for name, consumer_id in list(self.rig.names.items()):
             client = self.rig.clients[consumer_id]
@@ -285,7 +285,7 @@ class Interpreter:
 
 
 def replay(text: str) -> str:
-    """Return the transcript with what its commands do now."""
+    """Return the transcript with the current results of its commands."""
     interpreter = Interpreter()
     lines: list[str] = []
     for line in text.splitlines():

@@ -101,7 +101,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @staticmethod
     def note_sent(model: Model, entity_no: int, name: str, message_id: str) -> bool:
-        """Say whether the message is stored: it is unless it is a duplicate."""
+        """Return whether the message is stored: it is unless it is a duplicate."""
         if entity_no == DETECTING:
             if message_id in model.ids:
                 return False
@@ -256,7 +256,7 @@ class TransactionMachine(RuleBasedStateMachine):
                     name = peeked.envelope.body.decode()
                     self.model.failures[name] = peeked.delivery_count
 
-    # --- what holds -------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     def peek(self, entity_no: int, sub_queue: SubQueue) -> list[PeekedMessage]:
         reply = self.rig.apply(Peek(entity_no, sub_queue, 0, 10_000, 1 << 20))
@@ -279,7 +279,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 )
 
     @invariant()
-    def locks_are_what_the_model_says(self) -> None:
+    def locks_match_the_model(self) -> None:
         if not hasattr(self, "rig"):
             return
         for held in self.model.held.values():

@@ -129,7 +129,7 @@ def test_a_dead_letter_and_its_copy_in_the_main_queue(is_committed: bool) -> Non
     assert both == ((["copy"], []) if is_committed else ([], ["a"]))
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_the_same_lock_cannot_be_settled_twice() -> None:

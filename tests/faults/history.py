@@ -420,7 +420,7 @@ def _is_transfer_only(history: History, key: Key) -> bool:
 
 
 def _locks(history: History) -> Iterator[Violation]:
-    """I3, I4: one live lock a message; a token that was replaced settles nothing."""
+    """I3, I4: one live lock a message; a replaced token settles no message."""
     for key, delivered in history.delivered.items():
         path, name = key
         settled = history.settled.get(key, [])

@@ -40,7 +40,7 @@ PAGED_WINDOW_BYTES = 1 << 20
 EXAMPLES = """
 examples, each begins with `python -m tests.faults.kill_nine`:
                                        fifty kills of all kinds, a million messages
-  --kills 3 --messages 6000            what a change must pass
+  --kills 3 --messages 6000            required of a change
   --kinds vacuum --kills 2 --messages 5000
   --kinds load,paging --seed 7
   --broker tests/faults/early_answers.py --commit-delay-ms 50 --kills 4 --messages 8000
@@ -321,7 +321,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of sizes and moments (default: 1)")
     parser.add_argument("--broker", help="another program than `-m postbus` to run as the broker")
     options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients tell of each connection that is cut
+    for noisy in ("azure", "asyncio"):  # clients log each lost connection
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
         history = asyncio.run(run(options, Path(folder)))

@@ -83,7 +83,7 @@ SUBSCRIPTIONS = {"a": None, "b": "n = 1", "c": "n = 2"}
 EXAMPLES = """
 examples, each begins with `python -m tests.faults.mixed_kills`:
                                   two hundred kills
-  --kills 3 --messages 1500       what a change must pass
+  --kills 3 --messages 1500       required of a change
   --kills 20 --seed 7
 """
 
@@ -599,7 +599,7 @@ async def run(options: argparse.Namespace, folder: Path) -> tuple[Load, Kills, l
             tasks.create_task(load.repeat(work))
         await kill_under_load(options, load, kills, killer)
         load.may_send = False
-        await asyncio.sleep(2 * LOCK_S)  # what is locked comes again, what is due is delivered
+        await asyncio.sleep(2 * LOCK_S)  # locked messages come again, due ones are delivered
         load.until.set()
     await asyncio.sleep(LOCK_S)
     load.events += [Died(at) for at in (*kills.at, *reload_times(broker))]
@@ -721,7 +721,7 @@ def main() -> int:
     parser.add_argument("--broker", help="another program than `-m postbus` to run as the broker")
     parser.add_argument("--record", type=Path, help="write what was recorded, as lines of JSON")
     options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients tell of each connection that is cut
+    for noisy in ("azure", "asyncio"):  # clients log each lost connection
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:

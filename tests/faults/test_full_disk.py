@@ -115,7 +115,7 @@ def test_full_disk_refuses_sends_serves_receivers_and_loses_no_message(
         disk.fill()
         count += send_until_refused(sender, count, 2_000)
         assert 20 < count < 2_020
-        for _ in range(2):  # refused before a commit is tried, in words that say why
+        for _ in range(2):  # refused before a commit is tried, with a reason
             reloads = bus.reload_count(queue)
             assert send_until_refused(sender, count, 1) == 0
             assert bus.reload_count(queue) == reloads

@@ -66,7 +66,7 @@ def connect(broker: Broker) -> RawClient:
 
 
 def send(client: RawClient, names: range) -> None:
-    """Send messages whose ids and delivery ids are these numbers; answers come later."""
+    """Send messages with these numbers as ids and delivery ids, without waiting for answers."""
     client.write(*[client.transfer(number, message(b"x" * 100, str(number))) for number in names])
 
 

@@ -95,12 +95,12 @@ INTERRUPTED = 130
 
 EXAMPLES = """
 examples, each begins with `python -m tests.faults.two_processes`:
-  --rounds 4                     what a change must pass
+  --rounds 4                     required of a change
   --rounds 20 --seed 41          one life again
 """
 
 
-# --- what happens ---------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
 class Verb(Enum):
@@ -365,7 +365,7 @@ async def live(life: Life, folder: Path, dsn: str) -> None:
             survivor = await settle_down(processes)
             for load in loads:
                 load.may_send = False
-            await asyncio.sleep(LOCK_S + 1)  # what is locked or due comes again
+            await asyncio.sleep(LOCK_S + 1)  # locked and due messages come again
             end.set()
             for load in loads:
                 load.until.set()
@@ -445,7 +445,7 @@ async def settle_down(processes: Sequence[Process]) -> Process:
     return survivor
 
 
-# --- what is left ---------------------------------------------------------------------------------
+# --- remaining messages ---------------------------------------------------------------------------
 
 
 async def look(life: Life, address: Address) -> list[str]:
@@ -614,7 +614,7 @@ def main() -> int:
         "--record", type=Path, help="folder for the record, lines of JSON, and logs"
     )
     options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients tell of each connection that is cut
+    for noisy in ("azure", "asyncio"):  # clients log each lost connection
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="postbus-two-") as folder:

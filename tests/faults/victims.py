@@ -122,7 +122,7 @@ class Broker:
 
     @property
     def has_loaded(self) -> bool:
-        """Whether a partition was loaded since the last start."""
+        """Return whether a partition was loaded since the last start."""
         return b"partition loaded" in self._log.read_bytes()[self._log_start :]
 
     def logged(self) -> list[dict[str, str]]:

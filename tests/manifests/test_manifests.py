@@ -36,7 +36,7 @@ def read(folder: Path, *documents: str) -> BusDefinition:
 
 
 def shifted(spec: str) -> str:
-    """Indent lines as the fields of a spec stand."""
+    """Indent lines like the fields of a spec."""
     return "".join(f"  {line}\n" for line in dedent(spec).splitlines())
 
 
@@ -47,7 +47,7 @@ def complaints(folder: Path, *documents: str) -> list[str]:
     return [str(problem).removeprefix(f"{path}") for problem in caught.value.problems]
 
 
-# --- what is read -------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------
 
 
 def test_queue_belongs_to_the_namespace_it_names(tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ def test_premium_namespace_is_partitioned_as_a_whole_or_not_at_all(tmp_path: Pat
     assert "when it is created" in found
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------
 
 
 def test_complaint_names_file_line_and_field(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Fuzzes the value codec and the slicer: `python tests/message/fuzz_message.py SECONDS [SEED]`.
 
-Mutates the captured messages of the corpus. Whatever the octets are, only `DecodeError` may come
-out, nothing may take long, and what is accepted must survive storing and delivery unchanged.
+Mutates the captured messages of the corpus. For all octets, only `DecodeError` may come
+out, nothing may take long, and accepted messages must survive storing and delivery unchanged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def mutated(corpus: list[bytes], source: random.Random) -> bytes:
 
 
 def check_values(data: bytes) -> None:
-    """Decode all values of a buffer; what decodes must encode to something that decodes alike."""
+    """Decode all values of a buffer; each must survive encoding and decoding."""
     pos = 0
     try:
         while pos < len(data):
@@ -97,7 +97,7 @@ def check_envelope(envelope: Envelope) -> None:
             locked_until_ms=3,
             lock_token=bytes(16),
         )
-        if ttl_ms is not None:  # other times: the same message to all who do not read them
+        if ttl_ms is not None:  # other times: the same message to clients that ignore them
             assert slice_message(data).message_id == envelope.message_id
             assert slice_message(data).session_id == envelope.session_id
     assert same(slice_message(data), envelope)
@@ -144,7 +144,7 @@ def fuzz(
         data = mutated(pool, source)
         started = time.process_time()
         try:
-            with bounds.turn():
+            with bounds.step():
                 found = check(data)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}: {data.hex()}\n")

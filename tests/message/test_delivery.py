@@ -118,7 +118,7 @@ CASES = list(
 def test_prefix_has_header_and_annotations_in_every_combination() -> None:
     for durable, priority, count, ttl_ms, locked_ms, state, token, own in CASES:
         if token is not None and bool(token) is (locked_ms is None):
-            continue  # what is locked, and nothing else, has a token
+            continue  # locked deliveries, and no others, have a token
         envelope = Envelope(
             is_durable=durable, priority=priority, **client_annotations(**own), body=BODY
         )
@@ -166,8 +166,8 @@ def test_many_small_annotations_leave_the_map_whole() -> None:
         assert sections_of(prefix)[0x72][Uint(0)] is None
 
 
-def told(envelope: Envelope, **changes: Value) -> bytes:
-    told: dict[str, Value] = {
+def encoded(envelope: Envelope, **changes: Value) -> bytes:
+    encoded: dict[str, Value] = {
         "sequence": SEQUENCE,
         "enqueued_ms": ENQUEUED_MS,
         "delivery_count": 3,
@@ -175,7 +175,7 @@ def told(envelope: Envelope, **changes: Value) -> bytes:
         "locked_until_ms": LOCKED_MS,
         "lock_token": TOKEN,
     }
-    return encode_message(envelope, **{**told, **changes})
+    return encode_message(envelope, **{**encoded, **changes})
 
 
 def test_a_copy_names_its_source() -> None:
@@ -212,7 +212,7 @@ def test_a_copy_names_its_source() -> None:
 def test_delivered_message_can_be_sent_again_unchanged(data: bytes) -> None:
     """A delivered message is sliced like the sent one: only the broker's own parts differ."""
     envelope = slice_message(data)
-    again = slice_message(told(envelope, state=1, ttl_ms=None))
+    again = slice_message(encoded(envelope, state=1, ttl_ms=None))
     for name in set(Envelope.__slots__) - {"size_bytes", "ttl_ms"}:
         assert getattr(again, name) == getattr(envelope, name), name
 
@@ -220,7 +220,7 @@ def test_delivered_message_can_be_sent_again_unchanged(data: bytes) -> None:
 @pytest.mark.parametrize("name", sorted(set(all_captured()) - {"python_batch"}))
 def test_foreign_decoders_read_delivered_messages(name: str) -> None:
     envelope = slice_message(captured(name))
-    data = told(envelope, ttl_ms=5_000)
+    data = encoded(envelope, ttl_ms=5_000)
     by_proton = proton.Message()
     by_proton.decode(data)
     original = proton.Message()
@@ -250,7 +250,7 @@ def test_message_id_is_the_sender_s_after_storing_redelivery_and_dead_lettering(
     stored = unpack_envelope(pack_envelope(envelope), b"", envelope.body)
     stored.application_properties = merge_properties(b"", {"DeadLetterReason": "why"})
     for delivery_count in (0, 1, 300):
-        sections = sections_of(told(stored, delivery_count=delivery_count))
+        sections = sections_of(encoded(stored, delivery_count=delivery_count))
         assert same(sections[0x73][0], message_id)
         assert same(sections[0x74], {"DeadLetterReason": "why"})
 
@@ -276,7 +276,7 @@ def test_both_forms_of_a_lock_token_name_the_same(token: bytes) -> None:
 def test_lock_token_is_a_delivery_annotation_in_network_order(
     ttl_ms: int | None, token: bytes
 ) -> None:
-    data = told(Envelope(body=BODY), ttl_ms=ttl_ms, lock_token=token)
+    data = encoded(Envelope(body=BODY), ttl_ms=ttl_ms, lock_token=token)
     described, _ = decode_value(data, data.index(b"\x00\x53\x71"))
     assert isinstance(described, Described)
     assert described.value == {Symbol("x-opt-lock-token"): token_to_uuid(token)}
@@ -289,9 +289,9 @@ def test_delivery_annotations_of_the_sender_are_handed_on_beside_the_token(size:
     sent = section(0x71, {**own, name: uuid.UUID(int=7)}) + properties(message_id="m") + BODY
     envelope = slice_message(sent)
     stored = unpack_envelope(pack_envelope(envelope), b"", envelope.body)
-    assert sections_of(told(stored))[0x71] == {name: token_to_uuid(TOKEN), **own}
-    assert sections_of(told(stored, locked_until_ms=None, lock_token=b""))[0x71] == own
-    assert sections_of(told(stored, locked_until_ms=None, lock_token=None, state=0))[0x71] == own
+    assert sections_of(encoded(stored))[0x71] == {name: token_to_uuid(TOKEN), **own}
+    assert sections_of(encoded(stored, locked_until_ms=None, lock_token=b""))[0x71] == own
+    assert sections_of(encoded(stored, locked_until_ms=None, lock_token=None, state=0))[0x71] == own
 
 
 # --- times ---------------------------------------------------------------------------------------
@@ -310,13 +310,13 @@ def test_times_are_the_broker_s_and_other_properties_the_sender_s(count: int) ->
         for descriptor in (b"\x53\x73", b"\x80" + (0x73).to_bytes(8, "big")):
             envelope = slice_message(b"\0" + descriptor + own[3:] + BODY)
             envelope.body = b""
-            assert same(sections_of(told(envelope, ttl_ms=5_000))[0x73], expected)
+            assert same(sections_of(encoded(envelope, ttl_ms=5_000))[0x73], expected)
 
 
 def test_times_are_delivered_without_properties_of_the_sender() -> None:
     expected = [*[None] * 8, Timestamp(ENQUEUED_MS + 5_000), Timestamp(ENQUEUED_MS)]
     for own in (b"", b"\x00\x53\x73\x45"):
-        assert same(sections_of(told(Envelope(properties=own), ttl_ms=5_000))[0x73], expected)
+        assert same(sections_of(encoded(Envelope(properties=own), ttl_ms=5_000))[0x73], expected)
 
 
 def test_properties_in_a_long_list_keep_their_other_fields() -> None:
@@ -324,11 +324,11 @@ def test_properties_in_a_long_list_keep_their_other_fields() -> None:
     own = b"\x00\x53\x73\xd0" + (len(items) + 4).to_bytes(4, "big") + b"\0\0\0\x05" + items
     envelope = slice_message(own + BODY)
     envelope.body = b""
-    assert sections_of(told(envelope, ttl_ms=1))[0x73][3] == "new"
+    assert sections_of(encoded(envelope, ttl_ms=1))[0x73][3] == "new"
 
 
 def test_an_expiry_beyond_the_range_of_clients_is_capped() -> None:
-    data = told(Envelope(), ttl_ms=MAX_TTL_MS)
+    data = encoded(Envelope(), ttl_ms=MAX_TTL_MS)
     assert sections_of(data)[0x73][8] == Timestamp(253_402_214_399_999)
 
 
@@ -344,4 +344,4 @@ def test_properties_that_cannot_be_read_stay_as_they_are(broken: str) -> None:
 def test_times_without_a_ttl_are_those_of_the_sender() -> None:
     own = properties(absolute_expiry_time=Timestamp(5), creation_time=Timestamp(4))
     assert slice_message(own + BODY).ttl_ms is None
-    assert own in told(slice_message(own + BODY))
+    assert own in encoded(slice_message(own + BODY))

@@ -1,4 +1,4 @@
-"""Slicing of messages and batches: byte-exact sections, what the broker reads, hostile input."""
+"""Slicing of messages and batches: byte-exact sections, read fields, hostile input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Postgres refuses root; root runs it all the same, in any folder, and lets nobody else in."""
+"""Postgres refuses root; root runs it unprivileged, in any folder, closed to others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fuzzes SQL filters and actions: `python tests/rules/fuzz_filters.py SECONDS [SEED]`.
 
-Damages known texts and puts random tokens together. Whatever the text is, only `RuleError` may come
+Damages known texts and puts random tokens together. For all texts, only `RuleError` may come
 out of making a rule and only `EvaluationError` out of asking it, and nothing may take long.
 """
 
@@ -131,7 +131,7 @@ def fuzz(
         text = mutated(pool, source)
         started = time.process_time()
         try:
-            with bounds.turn():
+            with bounds.step():
                 found = check(text)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}: {text!r}\n")

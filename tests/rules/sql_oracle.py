@@ -2,7 +2,7 @@
 
 Made from the guide and the grammar alone, shares no code with the product; it walks the tree for
 every message and parses nothing. `evaluated` gives the three-valued result or raises `Failed`.
-Where the guide says nothing it does what the product does, and says so with the word "silent".
+Where the guide has no rule it follows the product, marked with the word "silent".
 
 Operands: ("constant", value), ("name", scope, name), ("property", operand), ("newid",),
 ("sign", operator, operand), ("math", operator, left, right).
@@ -79,7 +79,7 @@ def evaluated(tree: Tree, message: Message) -> bool | None:
     match tree:
         case ("or" | "and" as word, left, right):
             decisive: bool = word == "or"
-            if settled(right) is decisive:  # Silent: what no message changes is decided before.
+            if settled(right) is decisive:  # Silent: constant parts are evaluated before.
                 return decisive
             first = evaluated(left, message)
             if first is decisive:

@@ -65,7 +65,7 @@ class Writer:
         return self.word(repr(value))
 
     def operand(self, tree: Tree, rank: int = 0) -> str:
-        """Write an operand; one of a lower rank than is asked for goes into parentheses."""
+        """Write an operand; one of a lower rank than required is put into parentheses."""
         match tree:
             case ("constant", value):
                 return self.enclosed(self.constant(value), False)

@@ -68,7 +68,7 @@ AN_HOUR = Span(ticks=36_000_000_000)
 
 
 @pytest.mark.parametrize(
-    ("asked", "text", "value", "fits"),
+    ("parameter", "text", "value", "fits"),
     [
         (A_SECOND, "a > @p", Timestamp(1_001), True),
         (A_SECOND, "a > @p", Timestamp(1_000), False),
@@ -90,9 +90,9 @@ AN_HOUR = Span(ticks=36_000_000_000)
     ],
 )
 def test_times_durations_ids_and_octets_compare(
-    asked: RuleValue, text: str, value: Value, fits: bool
+    parameter: RuleValue, text: str, value: Value, fits: bool
 ) -> None:
-    assert matches(text, {"@p": asked}, {"a": value}) is fits
+    assert matches(text, {"@p": parameter}, {"a": value}) is fits
 
 
 def test_durations_of_messages_compare_with_each_other() -> None:

@@ -124,7 +124,7 @@ def test_numbers_of_every_width_are_equal(value: Value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "value"),
+    ("named", "value"),
     [
         (1, True),
         (0, False),
@@ -142,17 +142,17 @@ def test_numbers_of_every_width_are_equal(value: Value) -> None:
     ],
     ids=repr,
 )
-def test_values_of_different_kinds_are_not_equal(asked: Value, value: Value) -> None:
-    assert not matches(correlation({"n": asked}), {"n": value})
+def test_values_of_different_kinds_are_not_equal(named: Value, value: Value) -> None:
+    assert not matches(correlation({"n": named}), {"n": value})
 
 
 @pytest.mark.parametrize(
-    ("asked", "value"),
+    ("named", "value"),
     [(True, True), (False, False), ("x", Symbol("x")), (str(ID), ID), ("", ""), (2.5, Float(2.5))],
     ids=repr,
 )
-def test_values_of_the_same_kind_are_equal(asked: Value, value: Value) -> None:
-    assert matches(correlation({"n": asked}), {"n": value})
+def test_values_of_the_same_kind_are_equal(named: Value, value: Value) -> None:
+    assert matches(correlation({"n": named}), {"n": value})
 
 
 def test_broken_properties_are_reported() -> None:
@@ -193,7 +193,7 @@ TICKS_OF_5_S = 621_355_968_000_000_000 + 50_000_000
 
 
 @pytest.mark.parametrize(
-    ("asked", "value", "is_equal"),
+    ("named", "value", "is_equal"),
     [
         (Moment(at_ms=5_000), Timestamp(5_000), True),
         (Moment(at_ms=5_000), Timestamp(5_001), False),
@@ -224,9 +224,9 @@ TICKS_OF_5_S = 621_355_968_000_000_000 + 50_000_000
     ],
 )
 def test_times_and_durations_equal_those_of_clients(
-    asked: RuleValue, value: Value, is_equal: bool
+    named: RuleValue, value: Value, is_equal: bool
 ) -> None:
-    rule = correlation({"p": asked})
+    rule = correlation({"p": named})
     assert matches(rule, {"p": value}) is is_equal
     routing = Routing(random.Random(0))
     routing.put(1, [rule])

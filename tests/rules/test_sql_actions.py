@@ -254,7 +254,7 @@ def test_the_schedule_takes_timestamps_and_their_texts() -> None:
     assert "'soon' is no timestamp" in failed("SET sys.ScheduledEnqueueTimeUtc = 'soon'", envelope)
 
 
-# --- what fails for a message ---------------------------------------------------------------------
+# --- failures for a message -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ BY_KIND: dict[str, st.SearchStrategy[Value]] = {
 }
 VALUES = st.one_of(st.none(), *BY_KIND.values())
 
-# Names and what they hold most of the time; `user`, `p` and the like are names as well as words.
+# Names and their most frequent types; `user`, `p` and the like are names as well as words.
 NAMES = {
     "n": "number",
     "Sum": "number",
@@ -234,7 +234,7 @@ ALIKE = [NUMERIC, NUMERIC, TEXTUAL, TEMPORAL, UNIQUE, named("boolean"), named("o
 
 @st.composite
 def likes(draw: st.DrawFn) -> Tree:
-    """Draw a LIKE whose pattern, if a constant, does not end within an escape: that is refused."""
+    """Draw a LIKE; a constant pattern does not end within an escape, which is refused."""
     left = draw(st.one_of(TEXTUAL, TEXTUAL, ANY))
     pattern = draw(st.one_of(TEXTUAL, constant(st.text("ab%_", max_size=5)), ANY))
     escape = draw(st.sampled_from([None, "!", "%", "b", "'"]))
@@ -318,5 +318,5 @@ def test_operands_have_the_values_of_the_guide(tree: Tree, message: Sent, seed: 
         worth = value_of(tree, as_seen(*message))
     except Failed:
         worth = None
-    asked = ("compare", "=", tree, ("name", "user", "worth"))
-    check(asked, ({**application, "worth": worth}, fields, ttl_ms), seed)
+    comparison = ("compare", "=", tree, ("name", "user", "worth"))
+    check(comparison, ({**application, "worth": worth}, fields, ttl_ms), seed)

@@ -68,7 +68,7 @@ MESSAGE = published(
 
 
 def result(expression: str) -> bool | None:
-    """Return the three-valued result; a filter that is decided when it is made is asked as well."""
+    """Return the three-valued result; constant filters are evaluated as well."""
     return compile_rule(sql(expression)).test(fields_of(MESSAGE))
 
 

@@ -1,8 +1,8 @@
-"""What suites found out: which public methods of a client were called, and which of them worked.
+"""Results of suites: the called public methods of a client, and the successful ones.
 
-Each process of a suite writes down its calls as JSON; `reasons.toml` says why a method is not
-called or cannot work. A method that never worked and is not explained fails the suite, so does an
-explanation of one that works. As a program, after the suites, it prints the table of
+Each process of a suite records its calls as JSON; `reasons.toml` has the reasons why methods are
+not called or cannot work. A method that never worked and is not explained fails the suite, so does
+an explanation of one that works. As a program, after the suites, it prints the table of
 docs/clients.md, which `--write` brings up to date.
 """
 
@@ -24,7 +24,7 @@ END = "<!-- End of what is written. -->\n"
 
 
 class Calls(NamedTuple):
-    """How often a method was called and how often it succeeded."""
+    """Numbers of calls and of successful calls of a method."""
 
     tried: int
     worked: int
@@ -34,7 +34,7 @@ Methods = dict[str, Calls]
 
 
 def read_calls(files: Iterable[Path]) -> Methods:
-    """Add up what the processes of a suite wrote."""
+    """Add up the calls that the processes of a suite recorded."""
     total: Methods = {}
     for file in files:
         for name, calls in json.loads(file.read_text())["methods"].items():
@@ -54,7 +54,7 @@ def is_explained(name: str, reasons: Iterable[str]) -> bool:
 
 
 def keep(client: str, version: str, methods: Methods) -> None:
-    """Check what a suite found and keep it for the table."""
+    """Check the calls of a suite and keep them for the table."""
     RESULTS.mkdir(exist_ok=True)
     found = {"client": client, "version": version, "methods": methods}
     (RESULTS / f"{client.replace('/', '-')}.json").write_text(json.dumps(found))
@@ -69,7 +69,7 @@ def keep(client: str, version: str, methods: Methods) -> None:
 
 
 def table() -> str:
-    """Return the section of docs/clients.md from what the last runs kept."""
+    """Return the section of docs/clients.md from the results of the last runs."""
     lines = ["| client | version | public methods | called | worked |", "|---|---|---|---|---|"]
     notes: list[str] = []
     for file in sorted(RESULTS.glob("*.json")):
@@ -87,7 +87,7 @@ def table() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; say whether the document shows it."""
+    """Print the table; return 0 if the document contains it."""
     now = table()
     sys.stdout.write(now)
     text = DOCUMENT.read_text()

@@ -42,7 +42,7 @@ IFF_UP = 0x1
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run; comes as JSON. Paths are absolute."""
+    """The suite to run, read from JSON. Paths are absolute."""
 
     folder: str
     manifests: str
@@ -60,7 +60,7 @@ def bring_loopback_up() -> None:
 
 
 def name_hosts(folder: Path) -> None:
-    """Lay a hosts file over the machine's; nobody outside sees it."""
+    """Mount a hosts file over the machine's, visible in this namespace only."""
     hosts = folder / "hosts"
     hosts.write_text(f"127.0.0.1 localhost {HOST} {HOST_OF_PAGES} {socket.gethostname()}\n")
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
@@ -211,7 +211,7 @@ def main() -> int:
         for file in plan.trust_files:
             subprocess.run(["mount", "--bind", str(bus.authority_file), file], check=True)
         serve_requests(bus)
-        # What the languages trust besides: their own variables point to this one authority.
+        # Other trust stores of the languages: their own variables point to this one authority.
         trust = dict.fromkeys(TRUST_VARIABLES, str(bus.authority_file))
         environment = {**suite_environment(plan, bus), **trust}
         return subprocess.run(

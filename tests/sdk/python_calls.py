@@ -43,7 +43,7 @@ CLIENTS = {
         "proton.utils.BlockingReceiver",
     ],
 }
-NOT_FOR_USERS = ("_", "on_")  # what begins so: private names, and what an engine calls
+NOT_FOR_USERS = ("_", "on_")  # prefixes of private names, and of methods called by an engine
 OLD_NAMES = {"next"}  # Python 2's name for iteration
 
 calls: dict[str, dict[str, int]] = {}
@@ -81,7 +81,7 @@ def counted(method: Callable[..., Any], count: dict[str, int]) -> Callable[..., 
 
 
 def counted_as_worked(method: Callable[..., Any], count: dict[str, int]) -> Callable[..., Any]:
-    """Return a method that has worked when it returns, or when what it returns was awaited."""
+    """Return a method that counts as successful when it returns, or when its result was awaited."""
 
     async def awaited(work: Any) -> Any:
         result = await work

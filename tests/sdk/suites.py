@@ -27,7 +27,7 @@ Manifest = dict[str, object]
 
 
 def entities() -> Iterator[Manifest]:
-    """Declare what the suites use; each test takes entities that no other one touches."""
+    """Declare the entities of the suites; each test has entities of its own."""
     rules = {"RootManageSharedAccessKey": "Manage", "sender": "Send", "listener": "Listen"}
     keys = {
         "RootManageSharedAccessKey": "SAS_KEY_VALUE",
@@ -76,7 +76,7 @@ def subscription(topic: str, name: str, **properties: object) -> Manifest:
 
 
 def program_of_the_page(language: str) -> str:
-    """Return what docs/clients.md shows first in a language; the suite runs it as it stands."""
+    """Return the first program of docs/clients.md in a language; the suite runs it unchanged."""
     page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     found = re.search(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert found is not None, language

@@ -1,4 +1,4 @@
-"""What is counted: calls of several processes are added up, and what never worked is told."""
+"""Counting of calls: several processes are added up, and methods that never worked are named."""
 
 from __future__ import annotations
 

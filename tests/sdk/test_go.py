@@ -1,4 +1,4 @@
-"""The official Go SDK, unmodified; Go's own coverage tells which of its methods were called."""
+"""The official Go SDK, unmodified; Go's own coverage shows the called methods."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_client(postgres_server: EmbeddedPostgres, name: str, tmp_path: Path) ->
     if package is not None:
         command += ["-p", "tests.sdk.python_calls", "--client", package, "--calls", str(tmp_path)]
     command.append(str(SUITES / f"suite_{name}.py"))
-    # kombu passes no authority on: what it trusts is the file of certifi.
+    # kombu passes no authority on: it trusts the file of certifi.
     run_suite(postgres_server, name, command, ROOT, trust_files=(Path(certifi.where()),))
     if package is not None:
         keep(package, version(package), read_calls(tmp_path.glob("*.json")))

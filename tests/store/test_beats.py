@@ -36,7 +36,7 @@ BEATER = "postbus beat"
 
 @pytest.fixture
 async def other(database: str) -> AsyncIterator[Store]:
-    """Return the store of another broker, on another machine, that looks at the others."""
+    """Return the store of another broker, on another machine, that observes the others."""
     opened = Store(database, broker=ELSEWHERE)
     await opened.open()
     await opened.beats.begin()

@@ -115,7 +115,7 @@ async def settled_at_once(it: Driven) -> None:
     await it.commit(outcome(deletes=list(range(1, COUNT + 1))))
 
 
-async def settled_by_all_who_share(it: Driven) -> None:
+async def settled_by_all_sharers(it: Driven) -> None:
     await it.commit(*(publish([key, key + 100]) for key in range(1, COUNT + 1)))
     await it.commit(outcome(deletes=list(range(1, COUNT + 1))))
     await it.commit(outcome(deletes=list(range(101, COUNT + 101))))
@@ -144,7 +144,7 @@ async def kept_for_a_while(it: Driven) -> None:
     )
 
 
-WAYS = [settled_at_once, settled_by_all_who_share, dead_lettered_and_settled, kept_for_a_while]
+WAYS = [settled_at_once, settled_by_all_sharers, dead_lettered_and_settled, kept_for_a_while]
 
 
 @pytest.mark.parametrize("die", WAYS, ids=lambda way: way.__name__)

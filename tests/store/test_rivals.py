@@ -59,14 +59,14 @@ async def test_a_broker_asked_to_end_learns_the_requester_once(
 ) -> None:
     requesters: list[str] = []
     first.beats.on_asked = requesters.append
-    asked = await looking.ask_to_end()
-    assert str(asked[0]).startswith("broker-0, process 1 on host there, there since 20")
+    rivals = await looking.ask_to_end()
+    assert str(rivals[0]).startswith("broker-0, process 1 on host there, there since 20")
     await wait_until(lambda: asyncio.sleep(0, bool(requesters)))
     beat = first.beats.confirmed_at
     await wait_until(lambda: asyncio.sleep(0, first.beats.confirmed_at > beat))
     assert requesters == ["broker-0, process 2 on host here"]
-    assert await looking.outwait(asked, 0.0) == asked  # it is not ended by force
-    ending = asyncio.create_task(looking.outwait(asked, 60.0))
+    assert await looking.outwait(rivals, 0.0) == rivals  # it is not ended by force
+    ending = asyncio.create_task(looking.outwait(rivals, 60.0))
     await first.close()
     assert await ending == []
 
@@ -85,9 +85,9 @@ async def test_a_broker_that_resumes_after_its_end_learns_the_request(
 async def test_a_silent_broker_is_not_waited_for(looking: Rivals, database: str) -> None:
     async with connected(database) as look:
         await look.execute(LEFT_BEHIND, uuid4(), "broker-0")
-    asked = await looking.ask_to_end()
-    assert len(asked) == 1
-    assert await looking.outwait(asked, 60.0) == []
+    rivals = await looking.ask_to_end()
+    assert len(rivals) == 1
+    assert await looking.outwait(rivals, 60.0) == []
 
 
 async def test_a_process_of_this_machine_has_ended_when_it_no_longer_exists(database: str) -> None:
@@ -106,7 +106,7 @@ async def test_a_process_of_this_machine_has_ended_when_it_no_longer_exists(data
             " started_ticks = $4",
             *us[1:5],
         )
-        asked = await rivals.ask_to_end()
+        requested = await rivals.ask_to_end()
         await look.execute("delete from postbus.broker")
-        assert await rivals.outwait(asked, 0.0) == asked
+        assert await rivals.outwait(requested, 0.0) == requested
     await store.close()

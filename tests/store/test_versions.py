@@ -139,9 +139,9 @@ async def test_the_version_before_beats_on_while_its_store_learns_of_requests(
         assert await beat.fetchval(identity, 0) == identity
         store = Store(database)
         rivals = Rivals(store, Broker("older", Process("here", 2)))
-        (asked,) = await rivals.ask_to_end()
+        (rival,) = await rivals.ask_to_end()
         assert (await beat.fetchrow(identity, 0))["beat"] == 3
-        assert await rivals.outwait([asked], 0.0) == [asked]  # it does not hear, and goes on
+        assert await rivals.outwait([rival], 0.0) == [rival]  # it does not hear, and goes on
         await store.close()
 
 

@@ -122,7 +122,7 @@ def fuzz(
     tried = 0
     while time.monotonic() < ends_at and (max_inputs is None or tried < max_inputs):
         try:
-            with bounds.turn():
+            with bounds.step():
                 checks[tried % len(checks)](source)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}\n")

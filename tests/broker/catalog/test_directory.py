@@ -122,11 +122,11 @@ class Partition:
         for command in catalog.missing(self.partition_id, set(copies), self.version, gone):
             self.take(command)
 
-    def what_it_has(self) -> dict[int, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
+    def definitions(self) -> dict[int, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
         """Return its definitions by number: several of one name may be retained."""
         return {number: (put.properties, put.rules) for number, put in self.known.items()}
 
-    def what_it_knows(self) -> dict[str, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
+    def known_definitions(self) -> dict[str, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
         return {put.name: (put.properties, put.rules) for put in self.known.values()}
 
 
@@ -191,12 +191,12 @@ async def test_partitions_follow_the_tables_after_an_unknown_result(store: Store
     path = (await put_subscription(directory, "events", "a", SUBSCRIPTION)).name
     catalog.loses_answer = True
     await directory.add_rule(path, rule("red"))
-    assert partition.what_it_knows()[path][1] == (DEFAULT_RULE, rule("red"))
+    assert partition.known_definitions()[path][1] == (DEFAULT_RULE, rule("red"))
     disabled = TopicProperties(status=EntityStatus.DISABLED)
     await put_topic(directory, "events", disabled)
-    assert partition.what_it_knows()["events"][0] == disabled
+    assert partition.known_definitions()["events"][0] == disabled
     await directory.delete("events")
-    assert partition.what_it_knows() == {}
+    assert partition.known_definitions() == {}
 
 
 # --- topics, subscriptions, rules ---------------------------------------------------------------
@@ -243,7 +243,7 @@ async def test_rules_come_and_go_one_by_one(store: Store) -> None:
     await directory.remove_rule(path, "$default")
     assert names(rules_of(directory, path)) == ["red"]
     partition = partitions[topic.home_partition]
-    assert partition.what_it_knows()[path][1] == (rule("red", "colour = 'red'"),)
+    assert partition.known_definitions()[path][1] == (rule("red", "colour = 'red'"),)
     with pytest.raises(DirectoryRefusal) as caught:
         await directory.add_rule(path, rule("RED"))
     assert caught.value.refused.refusal is Refusal.ALREADY_EXISTS
@@ -305,7 +305,7 @@ async def test_partitioned_entities_live_in_every_partition(store: Store) -> Non
         expected = {"spread", "events", path}
         if partition.partition_id == plain.home_partition:
             expected.add("plain")
-        assert set(partition.what_it_knows()) == expected
+        assert set(partition.known_definitions()) == expected
     assert all(put.is_partitioned for put in partitions[2].known.values() if put.name != "plain")
 
 
@@ -467,7 +467,7 @@ async def test_a_topic_changed_after_its_subscription_comes_before_it(store: Sto
         for command in commands[:cut]:
             late.take(command)
         await late.catch_up(directory)
-        assert late.what_it_knows() == {
+        assert late.known_definitions() == {
             entry.name: (entry.properties, tuple(each.properties for each in entry.rules))
             for entry in directory.entries()
         }
@@ -545,7 +545,7 @@ async def take_steps(database: str, steps: list[tuple[str, int, int, str]]) -> N
                 await partition.catch_up(directory)
             stored = again.catalog.entries_of(partition.partition_id)
             assert sorted(directory.catalog.entries_of(partition.partition_id)) == sorted(stored)
-            assert partition.what_it_has() == {
+            assert partition.definitions() == {
                 entry.entity_no: (put.properties, put.rules)
                 for entry, put in zip(stored, map(put_of, stored), strict=True)
             }
@@ -628,7 +628,7 @@ async def test_many_definitions_are_put_in_few_commits(store: Store) -> None:
     again = directory_of(catalog, 4)
     await again.load()
     assert again.entries() == directory.entries()
-    known = {name for each in partitions for name in each.what_it_knows()}
+    known = {name for each in partitions for name in each.known_definitions()}
     assert known == set(entries)
     await directory.put_all(wanted)
     assert directory.version == 15  # nothing changed

@@ -185,7 +185,7 @@ async def test_a_silent_partition_delays_no_other_definition(store: Store) -> No
     partition.answer = None
     idle = asyncio.ensure_future(directory.idle(entry.entity_no))
     await settle()
-    assert not await directory.idle(entry.entity_no)  # asked once at a time
+    assert not await directory.idle(entry.entity_no)  # one request at a time
     await put_queue(directory, "others", TEMPORARY)
     assert not idle.done()
     idle.cancel()
@@ -395,9 +395,9 @@ class Broker:
                 if host.is_loaded:
                     await host.call(Tick())
             await settle()  # a deletion begins in a task of its own
-            await wait_until(self.nothing_is_considered)
+            await wait_until(self.no_deletion_is_pending)
 
-    async def nothing_is_considered(self) -> bool:
+    async def no_deletion_is_pending(self) -> bool:
         return not self.directory._unused
 
     async def wait_until_gone(self, entity_no: int) -> None:
@@ -551,7 +551,7 @@ async def test_a_scheduled_message_in_a_partition_that_is_not_loaded_is_found(st
         assert isinstance(await broker.send(entry.entity_no, 1, due_ms), Enqueued)
     async with running(store, is_everything_loaded=False) as broker:
         await broker.pass_time(2 * IDLE_MS)
-        await wait_until(broker.hosts_are_loaded)  # it was asked
+        await wait_until(broker.hosts_are_loaded)  # it got the request
         await broker.pass_time(4 * IDLE_MS)
         assert broker.directory.find("orders") == entry
 

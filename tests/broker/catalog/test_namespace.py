@@ -181,7 +181,7 @@ async def test_a_write_with_unknown_result_is_looked_up(store: Store, loses: str
         assert namespace._directory.version == before
 
 
-# --- what it is used for ------------------------------------------------------------------------
+# --- uses of the limits -------------------------------------------------------------------------
 
 
 async def test_changed_retention_applies_to_later_deletions(store: Store) -> None:

@@ -405,12 +405,12 @@ async def test_reloads_at_any_moment_leave_one_of_each(store: Store, to: int | N
                 await wait_for_too_many(0.01)
         assert sum(host.reload_count for host in bus.hosts) >= 3
         await until(lambda: all(host.trouble is None for host in bus.hosts))
-        found = await wait_until_told(lambda: arrived(bus, target, 300))
+        found = await wait_until_loaded(lambda: arrived(bus, target, 300))
         assert Counter(found) == Counter(f"m{n}" for n in range(300))
         assert await bodies_of(bus, source + DEAD) == []
 
 
-async def wait_until_told(ask: Callable[[], Awaitable[T]]) -> T:
+async def wait_until_loaded(ask: Callable[[], Awaitable[T]]) -> T:
     """Repeat a request while the partition is loading."""
     while True:
         try:

@@ -55,7 +55,7 @@ async def test_waiting_commands_are_bounded_and_run_in_order(
     monkeypatch.setattr(waiting, "WAITING_LIMIT", 3)
     replies: list[Reply] = []
     async with served(store) as (host, entity_no):
-        for count in range(1, 5):  # of different sizes, so that the replies tell them apart
+        for count in range(1, 5):  # of different sizes, so that the replies differ
             host.submit(Enqueue(entity_no, [message()] * count), replies.append)
         assert [r.refusal for r in replies if isinstance(r, Refused)] == [Refusal.BUSY]
         await until(lambda: len(replies) == 4)

@@ -252,7 +252,7 @@ async def test_a_retained_entity_is_asked_for_its_last_number(has_namesake: bool
 
 
 async def test_a_retained_entity_is_not_asked_about_later_messages() -> None:
-    """A name that is reused leaves many entities; each is asked once in each partition."""
+    """A name that is reused leaves many entities; each gets one request in each partition."""
     async with port() as at:
         no_more = Arrived(0, Refused(Refusal.ENTITY_DISABLED))
         at.retained = [

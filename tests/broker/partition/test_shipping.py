@@ -1,4 +1,4 @@
-"""Forwards between partitions with real hosts: every message arrives once, whatever fails."""
+"""Forwards between partitions with real hosts: every message arrives once despite failures."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_permanent_refusals_of_the_target_are_kept_at_the_source(
             await bus.directory.delete(target)
         await bus.sent(bus.address(source), *(message(str(n)) for n in range(5)))
         assert await arrived(bus, f"{source}/$Transfer/$DeadLetterQueue", 5) == list("01234")
-        await put(bus, target)  # bound by name: made again, it gets what comes
+        await put(bus, target)  # bound by name: recreated, it gets later messages
         await bus.sent(bus.address(source), message("late"))
         assert await arrived(bus, target, 1) == ["late"]
 

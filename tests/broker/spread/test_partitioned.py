@@ -369,7 +369,7 @@ async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
             note_commands(host, noted)
         await bus.call(queue, SetDemand(consumer_id, 2))
         assert len(sink.deliveries) == 2  # at once
-        assert len(noted) == 1  # one partition was asked, not all
+        assert len(noted) == 1  # one partition got the request, not all
         _, other = await bus.consume(queue, 20)
         await until(lambda: len(other.deliveries) == 6)
         bus.router.unregister_sink(queue.partition_id, consumer_id)
@@ -477,7 +477,7 @@ async def test_a_drain_takes_available_messages_and_ends(store: Store) -> None:
         assert sorted(sink.bodies) == [str(n) for n in range(7)]
         await bus.sent(queue, message("late"))
         await wait_for_too_many()
-        assert len(sink.deliveries) == 7  # the limit fell to what was delivered
+        assert len(sink.deliveries) == 7  # the limit fell to the delivered messages
 
 
 async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database: str) -> None:
@@ -583,7 +583,7 @@ async def test_the_end_of_an_entity_ends_its_receivers_once(store: Store) -> Non
         await bus.directory.delete("q")
         assert sink.refusals == [Refusal.ENTITY_NOT_FOUND]
         consumer_id, late = await bus.consume(queue)
-        assert late.refusals == []  # the reply said it
+        assert late.refusals == []  # the reply contained it
         reply = await bus.call(queue, SetDemand(consumer_id, 1))
         assert refusal_of(reply) is Refusal.ENTITY_NOT_FOUND
 
@@ -679,7 +679,7 @@ async def test_deferred_messages_of_several_partitions_are_received_together(sto
             reply = await take([*numbers, missing])
             assert refusal_of(reply) is Refusal.MESSAGE_NOT_FOUND
         requested = [numbers[2], numbers[0], numbers[3]]
-        reply = await take(requested)  # none of them is locked by what failed before
+        reply = await take(requested)  # none of them is locked by the failed requests
         assert isinstance(reply, DeferredReceived)
         assert [each.sequence for each in reply.deliveries] == requested
         assert [each.delivery_count for each in reply.deliveries] == [0, 0, 0]
@@ -733,7 +733,7 @@ async def test_demand_is_answered_with_the_number_of_deliveries(store: Store) ->
         assert await bus.call(queue, SetDemand(consumer_id, 3)) == DemandSet(0)
 
 
-# --- what is built on partitions ------------------------------------------------------------------
+# --- topics and duplicates ------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("S174", "S231")

@@ -93,7 +93,7 @@ async def second_store(second_server: EmbeddedPostgres, outage: Outage) -> Async
     await store.close()
 
 
-async def told_of_outage(bus: Bus) -> None:
+async def wait_for_noticed_outage(bus: Bus) -> None:
     """Return when the partitions of the second database know that it is unavailable."""
     await until(lambda: all(bus.hosts[each].trouble is not None for each in DOWN))
 
@@ -122,7 +122,7 @@ async def test_messages_without_key_go_to_available_partitions(
         await until(lambda: len(sink.deliveries) == 4)
         await outage.begin()
         began = time.monotonic()
-        for n in range(40):  # at once, before anybody noticed
+        for n in range(40):  # at once, before the outage is noticed
             reply = await bus.send(queue, message(str(n)))
             if refusal_of(reply) is Refusal.UNKNOWN:  # the commit that noticed; clients repeat it
                 reply = await bus.send(queue, message(str(n)))
@@ -130,7 +130,7 @@ async def test_messages_without_key_go_to_available_partitions(
             assert set(partitions_of(reply.sequence_numbers)) <= set(HEALTHY)
         assert time.monotonic() - began < 15
         await until(lambda: len(sink.deliveries) == 44)
-        await told_of_outage(bus)
+        await wait_for_noticed_outage(bus)
         began = time.monotonic()
         await bus.sent(queue, *(message(f"burst-{n}") for n in range(300)))
         assert time.monotonic() - began < 2
@@ -156,7 +156,7 @@ async def test_only_messages_with_a_key_of_a_lost_partition_fail(
             assert refusal_of(replies[place]) in RETRYABLE
         for place in HEALTHY:
             assert isinstance(replies[place], Enqueued)
-        await told_of_outage(bus)
+        await wait_for_noticed_outage(bus)
         await until(lambda: all(bus.hosts[each]._recovery.wait_s > 2 for each in DOWN))
         began = time.monotonic()
         reply = await bus.send(queue, *(message(f"again-{key}", key=key) for key in keys))
@@ -174,7 +174,7 @@ async def test_only_messages_with_a_key_of_a_lost_partition_fail(
         settle = Settle(queue.entity_no, SubQueue.ACTIVE, tokens, Disposition.COMPLETE)
         assert await bus.call(queue, settle) == Settled()
         gone = [bytes(8) + bytes([0, place]) + bytes(6) for place in DOWN]
-        for tokens in (gone[:1], gone):  # no lock outlives its partition's memory: said at once
+        for tokens in (gone[:1], gone):  # no lock outlives its partition's memory: answered at once
             settle = Settle(queue.entity_no, SubQueue.ACTIVE, tokens, Disposition.COMPLETE)
             assert await bus.call(queue, settle, 0.5) == lost_of(tokens)
 
@@ -230,7 +230,7 @@ async def test_a_partition_applies_definitions_changed_during_its_outage(
         queue = bus.address("q")
         await bus.load()
         await outage.begin()
-        await told_of_outage(bus)
+        await wait_for_noticed_outage(bus)
         await put_queue(bus.directory, "q", spread(status="SendDisabled"))
         await put_queue(bus.directory, "young", spread())
         young = bus.address("young")
@@ -252,7 +252,7 @@ async def test_sessions_of_healthy_partitions_continue(
         sessions = keys_for(4)
         await bus.sent(queue, *(message(each, session=each) for each in sessions))
         await outage.begin()
-        await told_of_outage(bus)
+        await wait_for_noticed_outage(bus)
 
         async def accept(session: str | None) -> tuple[Reply, RecordingSink]:
             sink, consumer_id = RecordingSink(), bus.router.new_consumer_id()

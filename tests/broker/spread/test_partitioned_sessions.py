@@ -147,7 +147,7 @@ async def test_a_request_for_the_next_session_gets_exactly_one(store: Store) -> 
         await until(lambda: all(len(sink.sessions) == 1 for _, sink, _ in waiting))
         taken = {sink.sessions[0].decode() for _, sink, _ in waiting}
         assert len(taken) == 2
-        for session in set(sessions) - taken:  # whatever was granted besides is free again
+        for session in set(sessions) - taken:  # other granted sessions are free again
             await held(bus, session)
         assert gone.sessions == []
         assert [len(sink.sessions) for _, sink, _ in waiting] == [1, 1]

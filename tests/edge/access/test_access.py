@@ -576,7 +576,7 @@ def test_table_of_reach_has_every_attempt() -> None:
 def test_no_secret_is_logged(
     unbothered_bus: ControlledBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Keys, tokens and bodies are looked for in the whole log, metrics and refusals."""
+    """Keys, tokens and bodies are searched in the whole log, metrics and refusals."""
     bus = unbothered_bus
     caplog.set_level("DEBUG", logger="postbus")
     shown = shown_as("Manage", "sb://localhost/")

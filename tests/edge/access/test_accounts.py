@@ -39,7 +39,7 @@ from tests.edge.raw_client import (
 )
 
 ROOT, TENANT = RULES[0], RULES[1]
-"""The tenant may only send; the other key is that of everybody else."""
+"""The tenant may only send; the other key is that of all other clients."""
 
 BUSY = conditions.SERVER_BUSY
 

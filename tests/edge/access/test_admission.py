@@ -324,7 +324,7 @@ def test_clients_with_a_key_are_admitted_and_stay(
 
 @pytest.mark.parametrize("kind", ["links", "sessions", "requests"])
 def test_unauthenticated_clients_cannot_fill_memory(bus: BusThread, kind: str) -> None:
-    """However it tries: names of links, sessions, requests that do not end."""
+    """By long names of links, by sessions, and by endless requests."""
     links = [
         frame(ATTACH, f"{number}{'x' * 60_000}", Uint(number), True, None, None, *TERMINI)
         for number in range(40)

@@ -113,7 +113,7 @@ def test_first_refusal_and_each_power_of_ten_are_logged(caplog: pytest.LogCaptur
 
 @pytest.fixture
 def guarded(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> BusThread:
-    """The bus while somebody guesses."""
+    """A bus with failed authentications under way."""
     monkeypatch.setattr(bus.throttle, "now_s", Clock())
     monkeypatch.setattr(auth_throttle, "FIRST_DELAY_S", 0.5)
     monkeypatch.setattr(auth_throttle, "MAX_DELAY_S", 0.5)
@@ -189,7 +189,7 @@ def test_keys_are_not_checked_while_refusals_wait(throttle: AuthThrottle, timers
 
 
 def test_keys_refused_unchecked_are_counted(throttle: AuthThrottle) -> None:
-    """Whether one address or all together have too many that wait."""
+    """One address has too many waiting refusals, or all together have."""
     guessers = [Guesser(throttle, f"198.51.100.{number}") for number in range(100)]
     for guesser in guessers:
         for _ in range(30):
@@ -199,7 +199,7 @@ def test_keys_refused_unchecked_are_counted(throttle: AuthThrottle) -> None:
 
 
 def test_two_keys_a_second_at_most_over_a_minute(throttle: AuthThrottle, timers: Timers) -> None:
-    """However many try, and whether they wait for answers or not."""
+    """For any number of clients, with and without waiting for answers."""
     guesser = Guesser(throttle)
     for _ in range(600):
         for _ in range(50):
@@ -295,7 +295,7 @@ def test_client_that_does_not_wait_for_its_refusal_delays_no_other(guarded: BusT
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as client:
         client.sendall(b"AMQP\x03\x01\x00\x00" + init)
     with RawClient(guarded.port, ROOT.name, "wrong") as later:
-        assert later.outcome == 1  # and the answer to the first found nobody
+        assert later.outcome == 1  # and the answer to the first had no receiver
     with RawClient(guarded.port, ROOT.name, ROOT.keys.primary) as good:
         assert good.outcome == 0
 
@@ -351,7 +351,7 @@ def test_fifty_connections_that_do_not_wait_try_two_keys_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus, timers = watched
-    asked = counted(monkeypatch, bus.throttle, "admit")
+    admitted = counted(monkeypatch, bus.throttle, "admit")
     method = "check_password" if guess is plain_guess else "check_token"
     looked_at = counted(monkeypatch, bus.authorizer, method)
     numbers = itertools.count(1)
@@ -360,7 +360,7 @@ def test_fifty_connections_that_do_not_wait_try_two_keys_a_second(
             for _ in range(50):
                 client = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
                 clients.enter_context(client).sendall(guess(number := next(numbers)))
-            wait_until(bus, lambda number=number: asked() == number)  # type: ignore[misc]
+            wait_until(bus, lambda number=number: admitted() == number)  # type: ignore[misc]
         bus.run(passed(timers, 1))
     assert 60 < looked_at() <= 120
 

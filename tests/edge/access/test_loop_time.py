@@ -1,4 +1,4 @@
-"""Shares of the event loop: accounts with long turns pause while others are present."""
+"""Shares of the event loop: accounts with long calls pause while others are present."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Clock:
 
 
 class Machine:
-    """A loop with turns of given durations."""
+    """A loop with calls of given durations."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.time = LoopTime(self.clock)
 
-    def turn(self, account: str, took_ms: int, cpu_ms: int | None = None) -> None:
+    def call(self, account: str, took_ms: int, cpu_ms: int | None = None) -> None:
         began_ns = self.clock.now_ns
         self.clock.now_ns += took_ms * MS
         self.time.note(account, began_ns, (took_ms if cpu_ms is None else cpu_ms) * MS)
@@ -56,16 +56,16 @@ class Machine:
 
 @pytest.fixture
 async def machine() -> Machine:
-    """Return a loop in which two accounts had a turn."""
+    """Return a loop in which two accounts made a call."""
     found = Machine()
-    found.turn("others", 1)
-    found.turn("own", 1)
+    found.call("others", 1)
+    found.call("own", 1)
     return found
 
 
 async def test_short_calls_never_wait(machine: Machine) -> None:
     for _ in range(9):
-        machine.turn("own", 3)
+        machine.call("own", 3)
         assert machine.may("own")
         assert not machine.time.is_costly("own")
 
@@ -73,12 +73,12 @@ async def test_short_calls_never_wait(machine: Machine) -> None:
 async def test_single_account_never_waits() -> None:
     machine = Machine()
     for _ in range(9):
-        machine.turn("own", 30)
+        machine.call("own", 30)
         assert machine.may("own")
 
 
 async def test_a_long_call_is_followed_by_a_pause_of_its_length(machine: Machine) -> None:
-    machine.turn("own", 30)
+    machine.call("own", 30)
     assert machine.time.is_costly("own")
     assert machine.may("others")
     machine.clock.now_ns += 29 * MS
@@ -86,7 +86,7 @@ async def test_a_long_call_is_followed_by_a_pause_of_its_length(machine: Machine
 
 
 async def test_costly_account_is_limited_to_short_calls_for_a_while(machine: Machine) -> None:
-    machine.turn("own", 30)
+    machine.call("own", 30)
     machine.clock.now_ns += 31 * MS
     assert machine.may("own")
     assert machine.time.is_costly("own")
@@ -95,54 +95,54 @@ async def test_costly_account_is_limited_to_short_calls_for_a_while(machine: Mac
 
 
 async def test_a_preempted_short_call_does_not_count_as_long(machine: Machine) -> None:
-    machine.turn("own", 500, cpu_ms=3)
+    machine.call("own", 500, cpu_ms=3)
     assert machine.may("own")
-    machine.turn("own", 50, cpu_ms=4)
+    machine.call("own", 50, cpu_ms=4)
     machine.clock.now_ns += 49 * MS  # others waited for 50
     assert not machine.may("own")
 
 
 async def test_account_waiting_for_others_counts_as_present(machine: Machine) -> None:
     for _ in range(300):
-        machine.turn("own", 40)
+        machine.call("own", 40)
     assert not machine.may("own")
 
 
 async def test_idle_account_counts_as_absent(machine: Machine) -> None:
     machine.clock.now_ns += OTHERS_NS + 9 * MS
-    machine.turn("own", 30)
+    machine.call("own", 30)
     assert machine.may("own")
     machine.time.saw("others")
-    machine.turn("own", 30)
+    machine.call("own", 30)
     assert not machine.may("own")
 
 
 async def test_a_key_absent_for_long_delays_no_other() -> None:
     machine = Machine()
-    machine.turn("others", 1)
+    machine.call("others", 1)
     machine.clock.now_ns += OTHERS_NS + 9 * MS
-    machine.turn("own", 30)
+    machine.call("own", 30)
     assert machine.may("own")
 
 
 async def test_unauthenticated_client_counts_as_present_for_a_short_time() -> None:
     machine = Machine()
-    machine.turn(f"{UNAUTHENTICATED}127.0.0.1", 1)
-    machine.turn("own", 30)
+    machine.call(f"{UNAUTHENTICATED}127.0.0.1", 1)
+    machine.call("own", 30)
     assert machine.time.is_costly("own")
     machine.clock.now_ns += SIGNING_IN_NS + COSTLY_NS
     for _ in range(9):
-        machine.turn("own", 30)
+        machine.call("own", 30)
         assert machine.may("own")
 
 
 async def test_unauthenticated_client_is_costly_beside_authenticated_ones() -> None:
     machine = Machine()
     admission = f"{UNAUTHENTICATED}192.0.2.1"
-    machine.turn(admission, 30)
+    machine.call(admission, 30)
     assert machine.may(admission)
-    machine.turn("own", 1)
-    machine.turn(admission, 30)
+    machine.call("own", 1)
+    machine.call(admission, 30)
     assert not machine.may(admission)
     assert machine.may("own")
 
@@ -152,8 +152,8 @@ async def test_waiting_calls_run_one_after_the_other() -> None:
     done: list[int] = []
     over = asyncio.Event()
 
-    def turn_of(number: int) -> Callable[[], None]:
-        def turn() -> None:
+    def call_of(number: int) -> Callable[[], None]:
+        def call() -> None:
             began_ns = monotonic_ns()
             while monotonic_ns() < began_ns + 5 * MS:
                 pass
@@ -164,18 +164,18 @@ async def test_waiting_calls_run_one_after_the_other() -> None:
             if number == 4:
                 raise OSError
 
-        return turn
+        return call
 
     time.saw("others")
     time.note("own", monotonic_ns(), 5 * MS)
-    turn_of(0)()
+    call_of(0)()
     for number in range(1, 10):
-        assert not time.admit("own", 9_000, turn_of(number))
-    assert time.admit("others", 9_000, turn_of(99))
+        assert not time.admit("own", 9_000, call_of(number))
+    assert time.admit("others", 9_000, call_of(99))
     began_ns = monotonic_ns()
     await asyncio.wait_for(over.wait(), 10)
     assert done == list(range(10))
-    assert monotonic_ns() - began_ns > 9 * 8 * MS  # turns and pauses
+    assert monotonic_ns() - began_ns > 9 * 8 * MS  # calls and pauses
 
 
 async def test_small_reads_go_first_but_not_for_ever() -> None:
@@ -183,20 +183,20 @@ async def test_small_reads_go_first_but_not_for_ever() -> None:
     done: list[str] = []
     over = asyncio.Event()
 
-    def turn_of(name: str) -> Callable[[], None]:
-        def turn() -> None:
+    def call_of(name: str) -> Callable[[], None]:
+        def call() -> None:
             done.append(name)
             if len(done) == 12:
                 over.set()
 
-        return turn
+        return call
 
     time.saw("others")
     time.note("own", monotonic_ns() - 5 * MS, 5 * MS)
     for _ in range(2):
-        assert not time.admit("own", 1_025, turn_of("large"))
+        assert not time.admit("own", 1_025, call_of("large"))
     for _ in range(10):
-        assert not time.admit("own", 1_024, turn_of("small"))
+        assert not time.admit("own", 1_024, call_of("small"))
     await asyncio.wait_for(over.wait(), 10)
     assert done == [*["small"] * 8, "large", "small", "small", "large"]
 

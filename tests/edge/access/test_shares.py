@@ -1,4 +1,4 @@
-"""Shares of keys: no key gets everything, and later keys find room."""
+"""Shares of keys: no key gets everything, and later keys get a share."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_any_history_keeps_the_whole_and_the_floors(
 
 @given(st.integers(1, 6), SIZES)
 def test_greedy_accounts_leave_enough_for_another(greedy: int, size: int) -> None:
-    """Whatever number filled up before: half of the rest, the floor aside."""
+    """After any number of greedy accounts: half of the rest, apart from the floor."""
     shares = Shares(Limit(TOTAL))
     for number in range(greedy):
         fill(shares, str(number), size)

@@ -9,7 +9,7 @@ from tests.edge.raw_client import ACCEPTED, RawClient, message
 
 SENDS = 100
 UNNOTICED_S = 0.05
-"""A wait below it is nobody's fault: the machine may be busy with other tests."""
+"""A wait below it is no failure: the machine may be busy with other tests."""
 
 
 def p99_s(send: Callable[[], None]) -> float:

@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
     count, bounds = 0, Bounds()
     while time.monotonic() < deadline:
         try:
-            with bounds.turn():
+            with bounds.step():
                 run_case(seed + count)
         except Exception:
             sys.stderr.write(f"failed: fuzz_websocket 1 {seed + count}\n")

@@ -1,4 +1,4 @@
-"""Answers of nodes wait for a client that reads, and requests are looked at before their bodies."""
+"""Answers of nodes wait for a client that reads; requests are checked before their bodies."""
 
 from __future__ import annotations
 

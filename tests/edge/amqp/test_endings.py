@@ -115,7 +115,7 @@ def test_few_connections_are_described_at_once_where_they_have_many_links(
 def test_unauthenticated_clients_are_closed_in_time(
     bus: BusThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections with a key are looked at each 15 s, those without each second."""
+    """Authenticated connections are checked each 15 s, others each second."""
     monkeypatch.setattr(listener, "UNAUTHENTICATED_MS", 2_500)
     with socket.create_connection(("127.0.0.1", bus.port), timeout=8) as client:
         client.sendall(b"AMQP\x03\x01\x00\x00")

@@ -1,4 +1,4 @@
-"""The grants of one connection end at the very second they say."""
+"""The grants of one connection end at the second of their expiry."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class HeldBack:
 def test_drain_waits_for_a_client_that_does_not_read(
     bus: BusThread, raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to a drain says that there is no more; while messages wait it must not come."""
+    """The answer to a drain means "no more messages"; it must not come while some wait."""
     monkeypatch.setattr(bus.listener, "demand_limits", DemandLimits(drain_s=10.0))
     queue = bus.queue()
     fill(raw, queue, 400, 50_000)

@@ -111,7 +111,7 @@ def test_summary_names_the_most_refused_entities_and_is_bounded(
 def test_summed_up_refusals_are_logged_individually_at_level_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of an outage a tracking id is found by whoever looks closely, of a mistake always."""
+    """A tracking id of an outage is in the debug log, one of a client error always."""
     admission_control = AdmissionControl()
     admission_control.sums = RefusalSums(Timers().later)
     admission = admission_control.admit("198.51.100.7", is_full=False)

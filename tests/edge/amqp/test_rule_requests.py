@@ -97,7 +97,7 @@ def test_true_and_false_filters_differ_from_equal_sql_filters(
 def test_a_rule_without_an_action_may_have_an_empty_one(
     raw: HostileClient, path: str, action: Value
 ) -> None:
-    """The Rust client says so."""
+    """As the Rust client sends it."""
     described: dict[str, Value] = {"correlation-filter": {"label": "a"}, "sql-rule-action": action}
     body: dict[str, Value] = {"rule-name": "new", "rule-description": described}
     assert raw.ask(path, "add-rule", body)[0] == 200
@@ -166,7 +166,7 @@ def test_rules_are_listed_in_pages(raw: HostileClient, path: str) -> None:
 
 
 def test_bodies_are_left_out_of_peeked_messages(bus: BusThread, raw: HostileClient) -> None:
-    """As the JavaScript SDK may ask."""
+    """On request of the JavaScript SDK."""
     queue = bus.queue()
     with bus.client() as client, client.get_queue_sender(queue) as sender:
         sender.send_messages(ServiceBusMessage("the body", message_id="the id"))

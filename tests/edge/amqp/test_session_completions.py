@@ -169,16 +169,16 @@ def test_a_completion_comes_before_the_detach_behind_it(
 def test_completions_in_any_order_are_answered_correctly(
     bus: BusThread, raw: RawClient, queue: str
 ) -> None:
-    """As many ids as lie between the first and the last of them are not all of these."""
+    """The count of ids between first and last does not prove that they are consecutive."""
     raw.attach_sender(queue)
     raw.write(*[raw.transfer(n, message(b"m")) for n in range(5)])
     raw.dispositions(5)
     raw.attach_receiver(queue)
     raw.write(raw.flow(5))
     ids = [int(raw.expect(TRANSFER).fields[1]) for _ in range(5)]
-    asked = [ids[0], ids[4], ids[2]]
-    raw.write(*[settlement(each) for each in asked])
-    assert raw.dispositions(3) == dict.fromkeys(asked, ACCEPTED)
+    settled = [ids[0], ids[4], ids[2]]
+    raw.write(*[settlement(each) for each in settled])
+    assert raw.dispositions(3) == dict.fromkeys(settled, ACCEPTED)
     rest = [ids[3], ids[1]]
     raw.write(*[settlement(each) for each in rest])
     assert raw.dispositions(2) == dict.fromkeys(rest, ACCEPTED)

@@ -178,7 +178,7 @@ def test_pre_settled_transfers_get_no_outcome(bus: BusThread, raw: RawClient, qu
 
 
 def in_parts(raw: RawClient, delivery_id: int, payload: bytes, *, is_settled: bool) -> bytes:
-    """Return the transfers of a long delivery; only the first part says whether it is settled."""
+    """Return the transfers of a long delivery; only the first part has the settled flag."""
     step = 30_000
     return b"".join(
         raw.transfer(
@@ -655,8 +655,8 @@ def test_the_link_of_a_session_names_the_session_to_peek(
             sender.send_messages(ServiceBusMessage("x", session_id=session))
     raw.attach_receiver(queue, 1, filters={Symbol("com.microsoft:session-filter"): "a"})
     operation = {"operation": "com.microsoft:peek-message", "associated-link-name": link}
-    asked = {"from-sequence-number": 1, "message-count": 10}
-    _, _, body = response_parts(request(raw, f"{queue}/$management", Ulong(1), operation, asked))
+    fields = {"from-sequence-number": 1, "message-count": 10}
+    _, _, body = response_parts(request(raw, f"{queue}/$management", Ulong(1), operation, fields))
     assert isinstance(body, dict)
     assert len(body["messages"]) == count
 

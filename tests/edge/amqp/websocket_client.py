@@ -31,7 +31,7 @@ def request(
     path: str = "/$servicebus/websocket",
     **headers: str,
 ) -> bytes:
-    """Return a handshake; a header given as "" is left out, `_` stands for `-`."""
+    """Return a handshake; a header given as "" is left out, `_` becomes `-`."""
     fields = {
         "Host": f"localhost:{port}",
         "Upgrade": "websocket",

@@ -136,7 +136,7 @@ def fuzz(
         body = mutated(random.Random(seed + count))
         began = time.process_time()
         try:
-            with bounds.turn():
+            with bounds.step():
                 accepted += try_body(body) is not None
         except Exception:
             sys.stderr.write(f"failed: fuzz_atom.py 1 {seed + count}\n{body!r}\n")

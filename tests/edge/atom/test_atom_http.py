@@ -86,9 +86,9 @@ async def test_an_outdated_etag_is_refused(http: HttpClient, bus: BusThread, que
 
 @pytest.mark.behaviour("S217", "S218", "S219")
 async def test_the_version_that_brought_partitioning_is_answered(http: HttpClient) -> None:
-    asked = "<EnablePartitioning>true</EnablePartitioning>"
+    elements = "<EnablePartitioning>true</EnablePartitioning>"
     for tag, path in (("QueueDescription", "/p13/queue"), ("TopicDescription", "/p13/topic")):
-        made = await put(http, f"{path}?api-version=2013-10", asked, tag)
+        made = await put(http, f"{path}?api-version=2013-10", elements, tag)
         assert made.status == 201
         found = await http.call("GET", f"{path}?api-version=2013-10")
         assert element_of(found, "EnablePartitioning") == "true"
@@ -248,7 +248,7 @@ async def test_forwarding_needs_a_token_for_the_target(http: HttpClient, bus: Bu
     assert forward_of(bus, "scoped") is None
     good = {**own, header: token_of(bus, "sender")}
     assert (await http.call("PUT", "/scoped", body, good)).status == 200
-    assert (await http.call("PUT", "/scoped", body, own)).status == 200  # nothing new is asked for
+    assert (await http.call("PUT", "/scoped", body, own)).status == 200  # nothing new is requested
     assert forward_of(bus, "scoped") == target
     bus.delete("scoped")
 
@@ -437,7 +437,7 @@ async def test_unavailable_counts_are_reported_as_unavailable(
             assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
             assert busy.detail.startswith("SubCode=50300. Server Busy.")
         changed = await put(http, f"/{queue}", LOCK.format(seconds=35), If_Match="*")
-        if host.partition_id == CATALOG_PARTITION:  # nobody may change a definition then
+        if host.partition_id == CATALOG_PARTITION:  # definitions cannot be changed then
             assert changed.status == 503
         else:
             assert changed.status == 200  # the catalog has it; the partition catches up
@@ -470,8 +470,8 @@ async def test_a_description_completed_after_its_rule_was_deleted_creates_no_ent
     document = request_of(tag, inside)
     reader, writer = await asyncio.open_connection("127.0.0.1", bus.port)
     head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    said = f"Authorization: {http.token}\r\nContent-Length: {len(document)}\r\n"
-    writer.write(f"{head}{said}Expect: 100-continue\r\n\r\n".encode())
+    fields = f"Authorization: {http.token}\r\nContent-Length: {len(document)}\r\n"
+    writer.write(f"{head}{fields}Expect: 100-continue\r\n\r\n".encode())
     assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
     bus.set_rules(*RULES[1:])
     try:

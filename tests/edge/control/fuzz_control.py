@@ -1,4 +1,4 @@
-"""Feeds the control API what its OpenAPI document allows and what it does not: `schemathesis`.
+"""Feeds the control API requests within and outside its OpenAPI document: `schemathesis`.
 
     python -m tests.edge.control.fuzz_control [SECONDS]
 

@@ -276,13 +276,13 @@ async def test_bus_that_is_not_for_development_has_no_clock_and_no_faults(
 ) -> None:
     async with run_bus(None) as bus:
         assert "clock" not in dict(bus.summary())
-        asked = (
+        requests = (
             ("GET", "/v1/clock", None),
             ("POST", ADVANCE, {"duration": "PT1S"}),
             ("POST", LOSE, {"entity": QUEUE}),
             ("POST", OUTAGE, {"duration": "PT1S"}),
         )
-        for method, path, body in asked:
+        for method, path, body in requests:
             status, response = await call(bus, method, path, body)
             assert (status, response["type"]) == (404, "urn:postbus:problem:not-here")
             assert "postbus dev" in response["detail"]

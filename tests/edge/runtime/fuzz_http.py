@@ -90,7 +90,7 @@ def mutated(pool: list[str], source: random.Random) -> str:
 
 
 def expect_text(refusal: str, source: object) -> None:
-    """A refusal says something, in one line."""
+    """Check that a refusal has a text of one line."""
     assert refusal, source
     assert "\n" not in refusal, source
 
@@ -196,7 +196,7 @@ def fuzz(
         source = random.Random(f"{seed} {tried}")
         started = time.process_time()
         try:
-            with bounds.turn():
+            with bounds.step():
                 accepted += check(source)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}, {check.__name__}\n")

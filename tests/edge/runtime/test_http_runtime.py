@@ -334,7 +334,7 @@ async def test_a_send_without_an_answer_in_time_has_an_unknown_result(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[Callable[[Reply], None]] = []
-    monkeypatch.setattr(http.bus.router, "submit", lambda *said: late.append(said[2]))
+    monkeypatch.setattr(http.bus.router, "submit", lambda *arguments: late.append(arguments[2]))
     answer = await http.call("POST", f"/{queue}/messages?timeout=0.02", "maybe")
     assert (answer.status, "may have been stored" in answer.detail) == (504, True)
     assert "Retry-After" not in answer.headers
@@ -346,7 +346,7 @@ async def test_a_disconnect_during_a_send_releases_no_budget(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[Callable[[Reply], None]] = []
-    monkeypatch.setattr(http.bus.router, "submit", lambda *said: late.append(said[2]))
+    monkeypatch.setattr(http.bus.router, "submit", lambda *arguments: late.append(arguments[2]))
     for count in (1, 2):
         sending = asyncio.create_task(http.send(queue, "12345"))
         await wait_for_count(late, count)
@@ -390,8 +390,8 @@ async def test_a_body_completed_after_its_rule_was_deleted_is_not_stored(
     token = token_of(bus, "sender")
     reader, writer = await asyncio.open_connection("127.0.0.1", bus.port)
     head = f"POST /{queue}/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-    said = f"{head}Authorization: {token}\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
-    writer.write(said.encode())
+    request = f"{head}Authorization: {token}\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
+    writer.write(request.encode())
     assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
     bus.set_rules(*(rule for rule in RULES if rule.name != "sender"))
     try:
@@ -531,7 +531,7 @@ async def test_a_partitioned_queue_is_drained(http: HttpClient) -> None:
 async def test_a_kept_connection_remembers_which_partitions_have_messages(
     http: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partitions are asked once for their messages, not with each receive."""
+    """Partitions get one request for their messages, not one with each receive."""
     bus = http.bus
     queue = bus.queue(enablePartitioning=True)
     await http.send_batch(queue, [{"Body": str(n)} for n in range(8)])

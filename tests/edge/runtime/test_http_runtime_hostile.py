@@ -1,4 +1,4 @@
-"""HTTP clients that err or mean harm: each gets a clear answer, nobody else notices."""
+"""Faulty and hostile HTTP clients: each gets a clear answer, others are not affected."""
 
 from __future__ import annotations
 

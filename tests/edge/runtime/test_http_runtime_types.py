@@ -245,15 +245,15 @@ BODIES: list[tuple[dict[str, Any], bytes]] = [
 
 async def test_bodies_of_other_kinds(http: HttpClient, queue: str) -> None:
     with http.bus.client() as client, client.get_queue_sender(queue) as sender:
-        for said, _ in BODIES:
-            sender.send_messages(AmqpAnnotatedMessage(**said))
+        for parts, _ in BODIES:
+            sender.send_messages(AmqpAnnotatedMessage(**parts))
     assert [(await http.take(queue)).body for _ in BODIES] == [body for _, body in BODIES]
 
 
 async def test_a_message_received_over_one_protocol_is_settled_over_the_other(
     http: HttpClient, queue: str
 ) -> None:
-    """Locks, counts and dead letters are the entity's, whatever the protocol of a message."""
+    """Locks, counts and dead letters are those of the entity for every protocol."""
     await http.send(queue, "shared")
     with http.bus.client() as client, client.get_queue_receiver(queue) as receiver:
         (message,) = receiver.receive_messages(max_wait_time=5)
@@ -407,7 +407,7 @@ async def test_every_broker_property_comes_back(http: HttpClient) -> None:
     """One message and one of a batch, with all that may be set and some that may not."""
     queue = http.bus.queue(lockDuration="PT45S")
     due = http.bus.now() - timedelta(seconds=5)
-    said = {
+    sent = {
         "CorrelationId": "c",
         "SessionId": "s",
         "MessageId": "m",
@@ -422,8 +422,8 @@ async def test_every_broker_property_comes_back(http: HttpClient) -> None:
     }
     ignored = {"ForcePersistence": True, "DeliveryCount": 7, "SequenceNumber": 9, "Unknown": {}}
     headers = {"x-ms-retrypolicy": "NoRetry"}
-    assert (await http.send(queue, "one", {**said, **ignored}, headers)).status == 201
-    member = {"Body": "two", "BrokerProperties": {**said, **ignored, "TimeToLive": None}}
+    assert (await http.send(queue, "one", {**sent, **ignored}, headers)).status == 201
+    member = {"Body": "two", "BrokerProperties": {**sent, **ignored, "TimeToLive": None}}
     member["BrokerProperties"]["TimeToLiveTimeSpan"] = "00:00:12.5"
     assert (await http.send_batch(queue, [member])).status == 201
     for number, body in ((1, b"one"), (2, b"two")):
@@ -438,7 +438,7 @@ async def test_every_broker_property_comes_back(http: HttpClient) -> None:
         assert parsedate_to_datetime(broker.pop("EnqueuedTimeUtc")) <= before
         assert locked.headers["Location"].endswith(f"/{queue}/messages/m/{broker.pop('LockToken')}")
         counts = {"DeliveryCount": 1, "SequenceNumber": number, "EnqueuedSequenceNumber": 0}
-        assert broker == {**said, **counts, "State": "Active"}
+        assert broker == {**sent, **counts, "State": "Active"}
         assert (await http.call("DELETE", locked.path)).status == 200
 
 

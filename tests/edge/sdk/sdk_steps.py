@@ -121,7 +121,7 @@ def dead_letter(
 
 
 def eventually(bus: BusThread, is_so: Callable[[], bool]) -> None:
-    """Wait until something that goes on in the bus's own loop has happened."""
+    """Wait until a condition holds in the bus's own loop."""
     deadline = time.monotonic() + LONG_S
     while not is_so():
         assert time.monotonic() < deadline, "did not happen"

@@ -45,7 +45,7 @@ spec:
 
 
 class Lag(asyncio.Protocol):
-    """One end of a relay: input comes out at the other end 35 ms later, in order."""
+    """One end of a relay: input is written at the other end 35 ms later, in order."""
 
     def __init__(self) -> None:
         self.other: Lag | None = None

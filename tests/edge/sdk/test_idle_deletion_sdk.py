@@ -65,7 +65,7 @@ def decide(bus: BusThread, duration_ms: int) -> None:
 
 
 def is_used_by(bus: BusThread, path: str, use: Callable[[], object]) -> bool:
-    """Use something just before its time is up and say whether that made it live on.
+    """Use an entity just before its expiry; return whether that prolonged its life.
 
     Then it is left alone, and has to go after all.
     """
@@ -494,7 +494,7 @@ def test_a_queue_used_during_its_deletion_is_whole_or_deleted(
             bus.advance(IDLE_MS + 1_000)
             try:
                 sender.send_messages(ServiceBusMessage("second"))
-            except Exception:  # noqa: BLE001 - whatever the SDK makes of not found or busy
+            except Exception:  # noqa: BLE001 - the SDK's errors for not found and busy
                 eventually(bus, lambda: not exists(bus, queue))  # noqa: B023
             else:
                 wait_for_late_decisions(bus)

@@ -36,7 +36,7 @@ def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
     return message
 
 
-def nothing_in(receiver: ServiceBusReceiver) -> bool:
+def is_empty_queue(receiver: ServiceBusReceiver) -> bool:
     return receiver.receive_messages(1, max_wait_time=SOON_S) == []
 
 
@@ -49,7 +49,7 @@ def dead_letter_one(client: ServiceBusClient, queue: str, **reason: object) -> N
 def test_new_queue_has_an_empty_dead_letter_queue(client: ServiceBusClient, queue: str) -> None:
     with client.get_queue_receiver(queue, sub_queue=DEAD) as receiver:
         assert receiver.peek_messages(1) == []
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 @pytest.mark.behaviour("S54", "S55", "S58", "S258", "S264", "S285")
@@ -67,7 +67,7 @@ def test_dead_lettered_message_has_the_reason_that_was_given(
         assert message.dead_letter_error_description == "cannot parse it"
         assert message.application_properties[b"own"] == b"kept"
         receiver.complete_message(message)
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 def test_dead_lettering_without_a_reason_is_accepted(
@@ -124,7 +124,7 @@ def test_dead_letter_queue_locks_like_any_queue(bus: BusThread, client: ServiceB
         with pytest.raises(MessageLockLostError):
             receiver.complete_message(late)
         receiver.complete_message(receive_one(receiver))
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 @pytest.mark.behaviour("S254")
@@ -185,7 +185,7 @@ def test_lock_expiries_and_abandons_add_up(bus: BusThread, client: ServiceBusCli
         receiver.abandon_message(receive_one(receiver))
         receive_one(receiver)
         bus.advance(30_001)
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     assert bus.counts(queue).dead_letter == 1
 
 
@@ -207,7 +207,7 @@ def test_receive_and_delete_never_dead_letters_over_amqp(
     mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
     with client.get_queue_receiver(queue, receive_mode=mode) as receiver:
         receive_one(receiver)
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     assert bus.counts(queue).dead_letter == 0
 
 
@@ -248,14 +248,14 @@ def test_dead_letters_go_with_their_queue(
     bus.delete(queue)
     bus.queue(queue)
     with client.get_queue_receiver(queue, sub_queue=DEAD) as receiver:
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 @pytest.mark.behaviour("S292")
 def test_transfer_dead_letter_queue_can_be_opened(client: ServiceBusClient, queue: str) -> None:
     transfer = ServiceBusSubQueue.TRANSFER_DEAD_LETTER
     with client.get_queue_receiver(queue, sub_queue=transfer) as receiver:
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 @pytest.mark.behaviour("S291", "S292")
@@ -266,7 +266,7 @@ def test_transfer_dead_letter_queue_of_a_topic_can_be_opened(
     topic = bus.topic()
     transfer = ServiceBusSubQueue.TRANSFER_DEAD_LETTER
     with client.get_queue_receiver(topic, sub_queue=transfer) as receiver:
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     with (
         pytest.raises(ServiceBusError),
         client.get_queue_receiver(topic, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver,

@@ -1,4 +1,4 @@
-"""Duplicate detection with the unmodified SDK: exact within the window, whatever comes between."""
+"""Duplicate detection with the unmodified SDK: exact within the window."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
     return message
 
 
-def nothing_in(receiver: ServiceBusReceiver) -> bool:
+def is_empty_queue(receiver: ServiceBusReceiver) -> bool:
     return receiver.receive_messages(1, max_wait_time=SOON_S) == []
 
 
@@ -72,7 +72,7 @@ def test_expired_message_is_not_returned_and_a_live_one_behind_it_is(
     bus.advance(MINUTE_MS + 1)
     with client.get_queue_receiver(queue) as receiver:
         assert str(receive_one(receiver)) == "alive"
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     assert bus.counts(queue).active == 1
     assert bus.counts(queue).dead_letter == 0
 
@@ -111,7 +111,7 @@ def test_message_that_expired_under_lock_is_gone_with_the_lock(
     with client.get_queue_receiver(queue) as receiver:
         receive_one(receiver)
         bus.advance(120_001)
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 @pytest.mark.behaviour("S78", "S82")
@@ -124,7 +124,7 @@ def test_message_that_expired_under_lock_is_gone_when_abandoned(
         message = receive_one(receiver)
         bus.advance(MINUTE_MS * 2)
         receiver.abandon_message(message)
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 @pytest.mark.behaviour("S79")
@@ -149,7 +149,7 @@ def test_life_of_a_millisecond_is_accepted(
     send(client, queue, "one", time_to_live=timedelta(milliseconds=1))
     bus.advance(1_000)
     with client.get_queue_receiver(queue) as receiver:
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
 
 
 @pytest.mark.behaviour("S87", "S88", "S89")
@@ -235,7 +235,7 @@ def test_expired_messages_go_to_the_dead_letter_queue_when_a_receiver_comes(
     send(client, queue, "one", time_to_live=MINUTE)
     bus.advance(MINUTE_MS + 1)
     with client.get_queue_receiver(queue) as receiver:
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     with client.get_queue_receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
         message = receive_one(receiver)
     assert message.dead_letter_reason == "TTLExpiredException"
@@ -259,7 +259,7 @@ def test_message_that_expired_under_lock_is_dead_lettered_unless_completed(
             receiver.complete_message(message)
         else:
             bus.advance(MINUTE_MS)
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     assert bus.counts(queue).dead_letter == (0 if ending == "completed" else 1)
 
 
@@ -271,7 +271,7 @@ def test_switched_flag_holds_for_later_expiries(
     bus.change(queue, dead_lettering_on_message_expiration=True)
     bus.advance(MINUTE_MS + 1)
     with client.get_queue_receiver(queue) as receiver:
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     assert bus.counts(queue).dead_letter == 1
 
 
@@ -292,7 +292,7 @@ def test_jobs_with_a_deadline_are_handled_or_dead_lettered(
             handled.add(str(message))
             bus.advance(10_000)
         bus.advance(MINUTE_MS)
-        assert nothing_in(receiver)
+        assert is_empty_queue(receiver)
     with client.get_queue_receiver(queue, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
         dead = {str(receive_one(receiver)) for _ in range(6)}
     assert handled | dead == {str(number) for number in range(10)}

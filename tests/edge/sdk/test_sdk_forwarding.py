@@ -397,7 +397,7 @@ def test_a_disabled_queue_does_not_forward_refused_messages(
 
 
 def shrink(bus: BusThread, name: str) -> None:
-    """Reduce the quota of a partitioned entity so that no loaded part has room."""
+    """Reduce the quota of a partitioned entity so that every loaded part is full."""
     entry = bus.administration.find(name)
     assert entry is not None
 
@@ -707,7 +707,7 @@ def test_send_via_to_a_target_that_does_not_take_it(
 def test_long_chains_of_senders_do_not_wait_for_a_slow_target(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
-    """A target that is gone holds nobody else's messages up."""
+    """A deleted target does not delay messages to others."""
     gone, alive = bus.queue(named(bus, 1)), bus.queue(named(bus, 1))
     to_gone = bus.queue(named(bus, 0), forward_to=gone)
     to_alive = bus.queue(named(bus, 0), forward_to=alive)

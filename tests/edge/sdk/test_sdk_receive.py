@@ -197,13 +197,13 @@ def test_auto_renewer_keeps_a_lock(premium_bus: BusThread) -> None:
         (message,) = receive(receiver, 1)
         renew = receiver.renew_message_lock
 
-        def note(*args: object, **said: object) -> object:
-            until = renew(*args, **said)
+        def note(*args: object, **options: object) -> object:
+            until = renew(*args, **options)
             renewed.set()
             return until
 
         receiver.renew_message_lock = note
-        with AutoLockRenewer(on_lock_renew_failure=lambda *said: lost.append(said)) as renewer:
+        with AutoLockRenewer(on_lock_renew_failure=lambda *given: lost.append(given)) as renewer:
             renewer.register(receiver, message, max_lock_renewal_duration=30)
             assert renewed.wait(LONG_S)
         receiver.complete_message(message)

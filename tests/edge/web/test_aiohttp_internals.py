@@ -179,7 +179,7 @@ def test_detached_transport_stays_open_and_loses_no_byte(runner: asyncio.Runner,
     runner.run(run())
 
 
-# --- nobody else --------------------------------------------------------------------------------
+# --- other modules ------------------------------------------------------------------------------
 
 
 def imported_names(path: Path) -> Iterator[str]:

@@ -259,7 +259,7 @@ def test_dispositions_of_unknown_deliveries_are_harmless(
 
 
 def test_odd_outcomes(bus: BusThread, hostile: HostileClient) -> None:
-    """An outcome nobody knows, or one with odd fields, loses no message."""
+    """An unknown outcome, or one with odd fields, loses no message."""
     for state in (
         described(0x99),
         described(MODIFIED, "yes", 7, [1]),
@@ -461,7 +461,7 @@ def test_unknown_operations_are_answered(hostile: HostileClient, queue: str) -> 
 def test_messages_to_schedule_share_one_budget_of_values(
     bus: BusThread, hostile: HostileClient, queue: str
 ) -> None:
-    """Each alone is within it; together they would hold up the event loop for everybody."""
+    """Each alone is within it; together they would block the event loop."""
     hostile.attach_sender(queue, 50)
     body = encode_value(Described(Ulong(0x77), [1] * 20_000))
     for count, statuses in ((2, {200}), (3, {400})):

@@ -79,7 +79,7 @@ class Rig:
 async def rig_of(names: OwnNames | None = None) -> AsyncIterator[Rig]:
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
         rules = cast(SubscriptionRules, None)
-        router = cast(Router, None)  # nobody here speaks AMQP
+        router = cast(Router, None)  # no test here uses AMQP
         amqp = AmqpListener(router, rules, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
         http = HttpServer(
             "test-bus",

@@ -322,7 +322,7 @@ def test_deferred_messages_that_are_large_are_asked_for_in_parts() -> None:
 @pytest.mark.behaviour("S163")
 @pytest.mark.parametrize("session", [None, "s"])
 def test_a_backlog_of_large_messages_is_not_read_at_once(session: str | None) -> None:
-    """Whatever asks for many of them gets some: rows are read with their bodies."""
+    """Every command on many of them handles a part: rows are read with their bodies."""
     properties = QueueProperties(
         requires_session=session is not None, max_message_size_in_kilobytes=1_024
     )
@@ -349,7 +349,7 @@ def test_a_backlog_of_large_messages_is_not_read_at_once(session: str | None) ->
 
 
 def test_deferred_messages_that_are_too_large_together_are_refused_and_stay() -> None:
-    """The usual size is small: what counts is the size of those that are asked for."""
+    """The usual size is small: the size of the requested ones counts."""
     rig = Rig(QueueProperties(max_message_size_in_kilobytes=20_000), limits=LIMITS[Sku.PREMIUM])
     numbers = rig.send(*(message(f"big-{n}", size_bytes=12 << 20) for n in range(3)))
     rig.settle(DEFER, *rig.receive(count=3))

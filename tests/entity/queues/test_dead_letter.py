@@ -186,7 +186,7 @@ def test_elapsed_locks_exhaust_deliveries_with_that_reason() -> None:
     for _ in range(3):
         assert names(rig.receive()) == ["m"]
         rig.advance(LOCK_MS)
-    assert rig.peek_names(DLQ) == ["m"]  # nobody had to ask for it
+    assert rig.peek_names(DLQ) == ["m"]  # without a request
     assert rig.receive() == []
     (dead,) = rig.receive(sub_queue=DLQ)
     assert properties_of(dead.envelope) == {

@@ -27,7 +27,7 @@ def test_an_application_that_dead_letters_is_named_with_its_delivery() -> None:
     assert deaths(rig) == expected
     rig.crash()
     assert deaths(rig) == expected
-    rig.receive("D", sub_queue=DLQ)  # who looks at a dead letter later changes nothing
+    rig.receive("D", sub_queue=DLQ)  # later readers of a dead letter change nothing
     rig.crash()
     assert deaths(rig) == expected
 

@@ -1,4 +1,4 @@
-"""Duplicate detection: which messages are accepted and dropped, and what is remembered of ids."""
+"""Duplicate detection: accepted and dropped messages, and the stored ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROPERTIES = QueueProperties(
 
 
 def named(name: str, **details: int) -> Envelope:
-    """Make a message whose id is encoded as clients do."""
+    """Make a message with an id in the encoding of clients."""
     envelope = message(name, **details)  # type: ignore[arg-type]
     envelope.message_id = encode_value(name)
     return envelope
@@ -286,7 +286,7 @@ def test_an_id_that_gets_old_while_the_tables_are_read_is_still_known() -> None:
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("is_arrival", [False, True])
 def test_an_id_does_not_get_old_within_a_command(is_arrival: bool) -> None:
-    """What was screened is screened again when it is stored, after the messages before it."""
+    """A screened message is screened again when it is stored, after the messages before it."""
     rig = Rig(PROPERTIES)
     for n in range(40):
         rig.send(named(f"m{n}"))

@@ -1,4 +1,4 @@
-"""ADR 19: which deliveries are journalled when, and what a crash makes of the count."""
+"""ADR 19: the journalling of deliveries, and the delivery count after a crash."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_deferred_message_that_may_live_on_after_all_stays_deferred() -> None:
     rig.settle(Disposition.DEFER, *rig.receive())
     rig.apply(ReceiveDeferred(QUEUE, ACTIVE, numbers, PEEK_LOCK))
     rig.send("n")
-    rig.receive()  # there is room for one message
+    rig.receive()  # the budget suffices for one message
     rig.is_auto = False
     rig.now_ms += 5_000
     rig.submit(Tick())

@@ -1,4 +1,4 @@
-"""Parts B1 to B5 at the level of one partition: time to live, schedules, defaults."""
+"""Time to live, schedules and defaults at the level of one partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A receiver that asked for a hint gets one when there is more than its demand (ADR 24)."""
+"""A receiver that requested a hint gets one with more messages than its demand (ADR 24)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_hint_is_sent_at_once_with_more_messages_than_demand() -> None:
     assert len(rig.inbox("A")) == 1
     assert hints(rig) == [(consumer_id, 2)]
     rig.send("d")
-    assert hints(rig) == []  # told once
+    assert hints(rig) == []  # sent once
 
 
 def test_a_hint_is_sent_when_a_message_arrives() -> None:

@@ -319,7 +319,7 @@ def test_evicted_attempts_are_remembered() -> None:
     assert [d.delivery_count for d in rig.receive(count=1)] == [1]
     rig.send(*["x"] * 20, entity_no=8)
     rig.consumer("B", entity_no=8)
-    rig.demand("B", 20)  # takes the room of what was fetched above
+    rig.demand("B", 20)  # takes the place of the rows fetched above
     assert len(rig.inbox("B")) == 20
     assert [d.delivery_count for d in rig.receive(count=3)] == [1, 1, 1]
 

@@ -45,7 +45,7 @@ def with_history(**properties: object) -> QueueProperties:
 
 
 def kept(rig: Rig) -> list[tuple[str, Settling]]:
-    """Return name and reason of what was settled, in order of row."""
+    """Return name and reason of the settled messages, in order of row."""
     return [
         (name_of(rig.tables.rows[row_key][1]), how)
         for row_key, (_, how, _) in sorted(rig.tables.settled.items())
@@ -53,7 +53,7 @@ def kept(rig: Rig) -> list[tuple[str, Settling]]:
 
 
 def assert_only_settled(rig: Rig, *expected: tuple[str, Settling]) -> None:
-    """Nothing is live, now and after a load, and exactly this is kept."""
+    """Assert that no row is live, now and after a load, and exactly these are kept."""
     assert kept(rig) == list(expected)
     for _ in range(2):
         for sub_queue in (ACTIVE, DLQ):

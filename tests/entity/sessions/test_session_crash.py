@@ -149,7 +149,7 @@ class Traffic:
         self.deferred.clear()
 
     def check_after_crash(self) -> None:
-        """What was told is true; what was asked and not answered may have happened or not."""
+        """Assert that confirmed commands took effect; unanswered ones may have."""
         rig = self.rig
         peeked = rig.peek(limit=10_000)
         main = [name_of(each.envelope) for each in peeked]
@@ -171,7 +171,7 @@ class Traffic:
     def _check_state(
         self, session_id: bytes, writes: list[tuple[bytes | None, list[Reply]]]
     ) -> None:
-        """The state is the last write that was told, or a later one that was not."""
+        """Assert that the state is the last confirmed write, or a later unconfirmed one."""
         tellable: list[bytes | None] = [None]
         for state, replies in writes:
             if replies == [Done()]:

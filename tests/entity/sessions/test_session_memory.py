@@ -1,4 +1,4 @@
-"""Sessions of one entity: scheduled messages, what is held in memory, reading over sessions."""
+"""Sessions of one entity: scheduled messages, use of memory, reads over sessions."""
 
 from __future__ import annotations
 
@@ -397,7 +397,7 @@ def test_peek_finds_the_oldest_session_wherever_it_is_kept() -> None:
 def test_states_that_were_removed_are_not_remembered_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A state set first and kept stands before those that come and go with their sessions."""
+    """An early state that is kept precedes those of short-lived sessions."""
     monkeypatch.setattr(session_states, "KEPT_STATES", 50)
     rig = Rig(QueueProperties(requires_session=True))
     rig.accept("first", "first")

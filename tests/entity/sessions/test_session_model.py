@@ -1,8 +1,8 @@
 """Sessions against a small model that knows nothing of open sessions, windows or tables.
 
 Checked after every step: one holder a session and order within it (I6), no loss and one place for
-each message (I1, I5), counts (I8, I18), reads of a state return the last write, nobody waits while
-there is a session to have, and all of it across restarts at any point.
+each message (I1, I5), counts (I8, I18), reads of a state return the last write, no receiver waits
+while a session is free, and all of it across restarts at any point.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class SessionMachine(RuleBasedStateMachine):
         return taken
 
     def free(self) -> list[str]:
-        """Sessions that somebody who asks for the next one can get."""
+        """Return the sessions that a request for the next one may get."""
         return [
             session
             for session in SESSIONS
@@ -178,7 +178,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.give_back(known, failed=failed)
 
     def note_grants(self) -> None:
-        """Who waited may have got a session: the first one first, and only one that was free."""
+        """Record grants to waiting receivers: in order of waiting, and of free sessions only."""
         while self.model.waiting and self.free():
             receiver = self.model.waiting.pop(0)
             client = self.rig.clients[self.rig.names[receiver]]
@@ -358,7 +358,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.model.held[session].until_ms = until_ms
 
     @rule(session=st.sampled_from(SESSIONS))
-    def use_what_is_not_held(self, session: str) -> None:
+    def use_unheld_session(self, session: str) -> None:
         session_id = session.encode()
         for command in (
             RenewSession(QUEUE, session_id, 10**9),
@@ -564,7 +564,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert [name_of(p.envelope) for p in reply.messages] == [k.name for k in expected]
 
     @invariant()
-    def nobody_waits_while_a_session_is_free(self) -> None:
+    def free_sessions_have_no_waiters(self) -> None:
         if hasattr(self, "rig"):
             assert not (self.model.waiting and self.free())
             for receiver in self.model.waiting:

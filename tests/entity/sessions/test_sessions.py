@@ -1,4 +1,4 @@
-"""Sessions of one entity: granting, locks, state, and what is held in memory of them."""
+"""Sessions of one entity: grants, locks, state, and their use of memory."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def refusal(reply: object) -> Refusal:
     return reply.refusal
 
 
-# --- who may do what ------------------------------------------------------------------------------
+# --- permitted uses -------------------------------------------------------------------------------
 
 
 def test_a_receiver_without_session_is_refused() -> None:
@@ -318,7 +318,7 @@ def test_many_sessions_expire_in_portions() -> None:
 
 
 def test_a_session_with_many_locks_expires_in_portions() -> None:
-    """Nobody uses it meanwhile, and whoever gets it next gets everything in order."""
+    """It is not granted meanwhile, and its next receiver gets all messages in order."""
     rig = rig_of()
     rig.checks = False
     for start in range(0, 3_500, 500):
@@ -575,7 +575,7 @@ def test_the_states_of_a_subscription_count_in_its_topic() -> None:
     topic = rig.state.entities.get(TOPIC)
     assert topic is not None
     topic.max_size_bytes = 10_000
-    rig.send(message("m", session="s"), entity_no=TOPIC)  # room is known from here on
+    rig.send(message("m", session="s"), entity_no=TOPIC)  # free quota is known from here on
     accepted = 0
     for number in range(9):
         session = f"s{number}"

@@ -43,7 +43,7 @@ def fields_of(envelope: Envelope) -> MessageFields:
 
 
 def selects(rule: CompiledRule, fields: MessageFields) -> bool:
-    """Say whether a filter takes a message, as routing asks it."""
+    """Return whether a filter selects a message, as routing evaluates it."""
     return rule.test(fields) is True
 
 

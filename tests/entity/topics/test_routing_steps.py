@@ -37,7 +37,7 @@ HOG = sql(" OR ".join(["a LIKE b"] * 32))
 
 WORST: dict[str, object] = {"a": "x" * 4_000, "b": "%_" * 500 + "y"}
 TURN_S = 0.5
-"""Processor time an apply may take in a test: some forty times what is meant, tracing included."""
+"""Processor time an apply may take in a test: about forty times the usual one, tracing included."""
 
 
 def hogs(count: int, rule: RuleProperties = HOG) -> list[RuleProperties]:
@@ -45,7 +45,7 @@ def hogs(count: int, rule: RuleProperties = HOG) -> list[RuleProperties]:
 
 
 def of(copies: list[Copies]) -> dict[int, str]:
-    """Return subscription -> what it got: "copy" or the error's name."""
+    """Return subscription -> "copy" or the error's name."""
     return {found.subscription_no: found.error.name if found.error else "copy" for found in copies}
 
 

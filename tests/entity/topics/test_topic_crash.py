@@ -99,7 +99,7 @@ class Traffic:
     def publish(self) -> None:
         now_ms = self.rig.now_ms
         names = [f"m{len(self.sent) + n}" for n in range(self.random.randint(1, 4))]
-        if self.random.random() < 0.3 and self.sent:  # a client repeats what it is not sure of
+        if self.random.random() < 0.3 and self.sent:  # a client repeats unconfirmed sends
             names.append(self.random.choice(sorted(self.sent)))
             self.repeated.add(names[-1])
         due_ms = now_ms + 1_500 if self.random.random() < 0.2 else None
@@ -163,7 +163,7 @@ class Traffic:
 def test_a_crash_between_any_two_commits_leaves_every_publish_whole(
     seed: int, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if seed % 2:  # let most ids be old ones that the tables are asked for
+    if seed % 2:  # let most ids be old ones that are looked up in the tables
         monkeypatch.setattr(dedup, "RECENT_IDS", 4)
         monkeypatch.setattr(dedup, "RECENT_MS", 0)
     traffic = Traffic(seed, budget_bytes)
@@ -177,7 +177,7 @@ def test_a_crash_between_any_two_commits_leaves_every_publish_whole(
     traffic.rig.is_auto = True
     traffic.rig.advance(10_000)
     traffic.check_after_crash()
-    for name in sorted(traffic.sent):  # what is known is a duplicate, however old it is
+    for name in sorted(traffic.sent):  # known ids are duplicates at any age
         is_known = name in traffic.names(WHOLE)
         reply = traffic.rig.apply(Enqueue(TOPIC, [traffic.envelope(name)]))
         assert isinstance(reply, Enqueued)
@@ -186,7 +186,7 @@ def test_a_crash_between_any_two_commits_leaves_every_publish_whole(
 
 
 def plain(result: Outcome | Needs) -> list[object]:
-    """Return what can be compared: envelopes that were made anew are equal by what is stored."""
+    """Return comparable values: rebuilt envelopes are equal by their stored fields."""
     if isinstance(result, Needs):
         return [result]
     rows = [

@@ -1,7 +1,7 @@
-"""A topic with subscriptions against a model of lists: who has which copies, in which order.
+"""A topic with subscriptions against a model of lists: the copies of each, in order.
 
 Checked after every step: no copy lost or made twice (I1), order of the topic in each subscription
-(I7), each accepted id once (I14), counts and sizes exact, every row known to somebody.
+(I7), each accepted id once (I14), counts and sizes exact, every row owned by an entity.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert isinstance(self.rig.apply(CancelScheduled(TOPIC, [number])), Cancelled)
         assert isinstance(self.rig.apply(CancelScheduled(TOPIC, [number])), Refused)
         if self.scheduled.pop(number).life < self.life:
-            self.is_exact = False  # the size of what was not read in this life is a guess
+            self.is_exact = False  # the size of rows unread since the load is an estimate
         self.is_exact = self.is_exact or not self.scheduled
 
     @rule(slot=st.sampled_from("abc"), rules=st.sampled_from(sorted(RULES)))

@@ -1,4 +1,4 @@
-"""Topics: what a publish becomes, copy by copy, and what each subscription makes of it."""
+"""Topics: the copies of a publish, and their life in each subscription."""
 
 from __future__ import annotations
 

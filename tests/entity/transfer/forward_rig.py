@@ -1,6 +1,6 @@
 """Partitions joined by a shipper that a test drives step by step and may cut anywhere.
 
-Nothing here keeps what a crash loses: an answer to the source is dropped when the source crashed,
+Crashes lose the same state here: an answer to the source is dropped when the source crashed,
 a message that was submitted to a target is sent again when the target crashed before its commit.
 """
 
@@ -48,7 +48,7 @@ class Bus:
     hops: list[Hop] = field(default_factory=list)
 
     def start(self) -> None:
-        """Take up what the partitions offer; forget what crashed sources were told."""
+        """Start the shipments that partitions offer; drop the answers of crashed sources."""
         self.hops = [hop for hop in self.hops if hop.epochs[0] == self.epoch(hop.source)]
         for number, rig in self.rigs.items():
             ships, rig.ships = rig.ships, []
@@ -86,7 +86,7 @@ class Bus:
         hop.replies = self.rigs[hop.target].submit(command)
 
     def answer(self, hop: Hop) -> bool:
-        """Tell the source, if the target has answered; say whether it did."""
+        """Report the target's answer to the source; return whether there was one."""
         if not hop.replies:
             return False
         (reply,) = hop.replies

@@ -131,7 +131,7 @@ class ForwardMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), to=st.sampled_from(["queue-8", "QUEUE-9", "gone", ""]))
     def resend(self, count: int, to: str) -> None:
-        """Send on what came back: through the outbox, or at once into the queue itself."""
+        """Resend returned messages: through the outbox, or at once into the queue itself."""
         for number, entity_no in ((1, FIRST), (2, SECOND)):
             tables = self.rigs[number].tables
             numbers = [

@@ -1,4 +1,4 @@
-"""Forwarding and the outbox: what goes there, how it leaves, what cannot be delivered."""
+"""Forwarding and the outbox: its messages, their shipment, undeliverable ones."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_an_expired_message_is_forwarded_as_a_dead_letter() -> None:
     assert bodies(bus) == ["a"]
 
 
-# --- what cannot be delivered ---------------------------------------------------------------------
+# --- undeliverable messages -----------------------------------------------------------------------
 
 
 def transfer_letters(rig: Rig) -> dict[str, dict[str, object]]:
@@ -333,7 +333,7 @@ def test_a_refused_message_does_not_hold_up_the_next() -> None:
 
 
 def chain(length: int) -> Bus:
-    """q0 -> q1 -> ... -> q<length>, in turn in two partitions."""
+    """Make q0 -> q1 -> ... -> q<length>, alternating between two partitions."""
     rigs = {1: Rig(), 2: Rig()}
     places: dict[str, tuple[int, int]] = {}
     for n in range(length + 1):

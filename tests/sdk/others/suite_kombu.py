@@ -40,7 +40,7 @@ def advance(duration: str) -> None:
 
 
 def run_tasks(connection: Connection, tasks: Queue, count: int) -> None:
-    """Do what a worker of Celery does: run what arrives, answer to `reply_to`, acknowledge."""
+    """Act as a worker of Celery: run received tasks, answer to `reply_to`, acknowledge."""
     done = 0
 
     def run(body: dict[str, Any], message: Message) -> None:
@@ -132,7 +132,7 @@ def test_every_call_of_a_channel(connection: Connection) -> None:
     ):
         with pytest.raises(NotImplementedError):
             missing()
-    # Bound to nothing: it is the exchange's bindings that say where to delete it.
+    # Without bindings: those of the exchange lead to its deletion.
     channel.queue_mgmt_service.delete_queue("celery-bound")
 
 

@@ -1,4 +1,4 @@
-"""What docs/clients.md shows in Python and in a shell runs as it stands, beside a file ca.pem."""
+"""The Python and shell programs of docs/clients.md run unchanged, beside a file ca.pem."""
 
 from __future__ import annotations
 
