@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,12 @@ class Bounds:
         self.look()
         step_ms, grown = self.longest_s * 1_000, self.grown_bytes / (1 << 20)
         return f"longest step {step_ms:.0f} ms, memory grew by {grown:.0f} MiB"
+
+
+def program_arguments() -> tuple[float, int]:
+    """Return the arguments of a fuzzer as a program: seconds to run, and a seed."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
+    return seconds, int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
 
 
 def resident_bytes() -> int:

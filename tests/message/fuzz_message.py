@@ -18,7 +18,7 @@ from postbus.message.envelope import Envelope
 from postbus.message.patch import PropertiesTooLarge, check_properties, merge_properties
 from postbus.message.rows import pack_envelope, unpack_envelope
 from postbus.message.sections import explode_batch, slice_message
-from tests.fuzz_bounds import Bounds
+from tests.fuzz_bounds import Bounds, program_arguments
 
 CORPUS = Path(__file__).parent / "corpus"
 SLOW_SECONDS = 1.0
@@ -158,8 +158,7 @@ def fuzz(
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+    seconds, seed = program_arguments()
     bounds = Bounds()
     tried, accepted = fuzz(seconds, seed, bounds=bounds)
     sys.stdout.write(f"{tried} inputs, {accepted} messages accepted, seed {seed}, {bounds}\n")

@@ -23,7 +23,7 @@ from postbus.broker.access.authz import (
     sign,
 )
 from postbus.contract.entities import Right
-from tests.fuzz_bounds import Bounds
+from tests.fuzz_bounds import Bounds, program_arguments
 
 NOW_S = 1_700_000_000.0
 
@@ -132,8 +132,7 @@ def fuzz(
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+    seconds, seed = program_arguments()
     bounds = Bounds()
     sys.stdout.write(f"{fuzz(seconds, seed, bounds=bounds)} tokens, seed {seed}, {bounds}\n")
 

@@ -115,9 +115,16 @@ class TransactionClient(RawClient):
         self.write(self.flow(count, handle=handle))
         return [self.expect(TRANSFER) for _ in range(count)]
 
+    def lock(self, queue: str, *bodies: bytes) -> list[int]:
+        """Send messages and receive them; return the delivery ids. The sender has handle 0."""
+        self.attach_sender(queue)
+        self.write(*[self.transfer(self.next_id(), message(body)) for body in bodies])
+        self.dispositions(len(bodies))
+        return [int(taken.fields[1]) for taken in self.receive(queue, len(bodies))]
+
 
 @pytest.fixture
-def client(bus: BusThread) -> TransactionClient:
+def client(bus: BusThread) -> Iterator[TransactionClient]:
     with TransactionClient(bus) as opened:
         yield opened
 
@@ -167,11 +174,7 @@ def test_a_failed_transaction_has_no_effect(
 def test_a_dead_letter_is_completed_and_resent_in_one_commit(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
-    client.attach_sender(queue)
-    client.write(client.transfer(client.next_id(), message(b"bad")))
-    client.expect(DISPOSITION)
-    (bad,) = client.receive(queue, 1)
-    delivery_id = int(bad.fields[1])
+    (delivery_id,) = client.lock(queue, b"bad")
     client.write(
         frame(DISPOSITION, True, Uint(delivery_id), Uint(delivery_id), False, described(REJECTED))
     )
@@ -193,14 +196,11 @@ def test_a_dead_letter_is_completed_and_resent_in_one_commit(
 def test_a_lost_lock_refuses_the_settlement_and_rolls_back(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
-    client.attach_sender(queue)
-    client.write(client.transfer(client.next_id(), message(b"a")))
-    client.expect(DISPOSITION)
-    (taken,) = client.receive(queue, 1)
+    (taken,) = client.lock(queue, b"a")
     bus.advance(61_000)
     transaction = client.declare()
     client.send_in(transaction, message(b"never"))
-    refused = client.settle_in(transaction, int(taken.fields[1]), complete())
+    refused = client.settle_in(transaction, taken, complete())
     assert condition(refused) == "com.microsoft:message-lock-lost"
     assert condition(client.discharge(transaction)) == "amqp:transaction:rollback"
     assert bus.counts(queue).active == 1
@@ -209,12 +209,9 @@ def test_a_lost_lock_refuses_the_settlement_and_rolls_back(
 def test_a_lock_that_is_lost_before_the_discharge_rolls_back(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
-    client.attach_sender(queue)
-    client.write(client.transfer(client.next_id(), message(b"a")))
-    client.expect(DISPOSITION)
-    (taken,) = client.receive(queue, 1)
+    (taken,) = client.lock(queue, b"a")
     transaction = client.declare()
-    assert accepts(client.settle_in(transaction, int(taken.fields[1]), complete()), transaction)
+    assert accepts(client.settle_in(transaction, taken, complete()), transaction)
     client.send_in(transaction, message(b"never"))
     bus.advance(61_000)
     assert condition(client.discharge(transaction)) == "amqp:transaction:rollback"
@@ -239,10 +236,7 @@ def test_a_settled_outcome_in_an_unknown_transaction_is_counted_once(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
     """Nothing is kept of the other deliveries of its link when that goes."""
-    client.attach_sender(queue)
-    client.write(*[client.transfer(client.next_id(), message(b"m")) for _ in range(2)])
-    client.dispositions(2)
-    (taken, _) = client.receive(queue, 2)
+    (taken, _) = client.lock(queue, b"m", b"m")
     wait_until(bus, lambda: len(bus.listener._connections) == 1)  # that of the test before goes
     (connection,) = [each._connection for each in bus.listener._connections]
     assert connection is not None
@@ -251,7 +245,7 @@ def test_a_settled_outcome_in_an_unknown_transaction_is_counted_once(
     ]
     session = endpoint._link.session
     state = described(TRANSACTIONAL, b"nobody", complete())
-    first = Uint(taken.fields[1])
+    first = Uint(taken)
     client.write(frame(DISPOSITION, True, first, first, True, state))
     client.declare()  # answered next: the outcome was not
     client.write(frame(DETACH, Uint(1), True))
@@ -324,10 +318,7 @@ def test_transactions_being_committed_are_not_rolled_back(bus: BusThread, queue:
 def test_a_discharge_waits_for_the_check_of_every_lock(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
-    client.attach_sender(queue)
-    client.write(*[client.transfer(client.next_id(), message(b"m")) for _ in range(2)])
-    client.dispositions(2)
-    taken = [int(each.fields[1]) for each in client.receive(queue, 2)]
+    taken = client.lock(queue, b"m", b"m")
     transaction = client.declare()
     state = described(TRANSACTIONAL, transaction, complete())
     plain = client.transfer(client.next_id(), message(b"m"))  # answers come behind its commit
@@ -356,13 +347,10 @@ def test_messages_to_another_entity_go_through_the_first_ones_outbox(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
     other = bus.queue()
-    client.attach_sender(queue)
+    (taken,) = client.lock(queue, b"work")
     client.attach_sender(other, handle=3)
-    client.write(client.transfer(client.next_id(), message(b"work")))
-    client.expect(DISPOSITION)
-    (taken,) = client.receive(queue, 1)
     transaction = client.declare()
-    client.settle_in(transaction, int(taken.fields[1]), complete())
+    client.settle_in(transaction, taken, complete())
     client.send_in(transaction, message(b"result"), handle=3)
     assert int(client.discharge(transaction).descriptor) == ACCEPTED
     (result,) = client.receive(other, 1, handle=4)
@@ -583,12 +571,9 @@ def test_a_lost_right_ends_waiting_operations(
 def test_settlements_wait_no_longer_than_the_right_to_listen(
     bus: BusThread, robot: TransactionClient, queue: str
 ) -> None:
-    robot.attach_sender(queue)
-    robot.write(robot.transfer(robot.next_id(), message(b"a")))
-    robot.expect(DISPOSITION)
-    (taken,) = robot.receive(queue, 1)
+    (taken,) = robot.lock(queue, b"a")
     transaction = robot.declare()
-    assert accepts(robot.settle_in(transaction, int(taken.fields[1]), complete()), transaction)
+    assert accepts(robot.settle_in(transaction, taken, complete()), transaction)
     bus.set_rules(*RULES, replace(ROBOT, rights=frozenset({Right.SEND})))
     robot.expect(DETACH)
     assert condition(robot.discharge(transaction)) == "amqp:transaction:rollback"

@@ -30,7 +30,7 @@ from postbus.edge.atom.feeds import Feeds
 from postbus.edge.atom.rules import read_rule
 from postbus.edge.atom.xml_text import BadDocument, description_of, read_document
 from tests.edge.atom.atom_documents import BUS, INSTANCE, PLACE, described, entry_of, request_of
-from tests.fuzz_bounds import Bounds
+from tests.fuzz_bounds import Bounds, program_arguments
 
 SLOW_SECONDS = 1.0
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
@@ -148,8 +148,7 @@ def fuzz(
 
 
 if __name__ == "__main__":
-    seconds = float(sys.argv[1])
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 1_000_000_000
+    seconds, seed = program_arguments()
     bounds = Bounds()
     count, accepted = fuzz(seconds, seed, bounds=bounds)
     sys.stdout.write(f"{count} bodies, {accepted} accepted, seed {seed}, {bounds}\n")

@@ -24,8 +24,9 @@ from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 from postbus.message.sections import slice_message
-from tests.fuzz_bounds import Bounds
+from tests.fuzz_bounds import Bounds, program_arguments
 from tests.message import fuzz_message
+from tests.text_damages import damaged
 
 SLOW_SECONDS = 1.0
 CLEAN = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
@@ -72,20 +73,10 @@ def mutated(pool: list[str], source: random.Random) -> str:
     text = source.choice(pool)
     for _ in range(source.randint(0, 4)):
         at = source.randrange(len(text) + 1)
-        match source.randrange(5):
-            case 0:
-                text = text[:at] + source.choice(TOKENS) + text[at:]
-            case 1:
-                token = source.choice(TOKENS)
-                text = text[:at] + token + text[at + len(token) :]
-            case 2:
-                text = text[:at] + text[at + source.randint(1, 8) :]
-            case 3:
-                other = source.choice(pool)
-                start = source.randrange(len(other) + 1)
-                text = text[:at] + other[start : start + source.randint(1, 30)] + text[at:]
-            case _:
-                text = text[:at] + chr(source.choice((9, 34, 44, 92, 127, 255, 0x20AC))) + text[at:]
+        if source.randrange(5):
+            text = damaged(text, at, pool, TOKENS, source)
+        else:
+            text = text[:at] + chr(source.choice((9, 34, 44, 92, 127, 255, 0x20AC))) + text[at:]
     return text
 
 
@@ -207,8 +198,7 @@ def fuzz(
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+    seconds, seed = program_arguments()
     bounds = Bounds()
     tried, accepted = fuzz(seconds, seed, bounds=bounds)
     sys.stdout.write(f"{tried} requests, {accepted} accepted, seed {seed}, {bounds}\n")

@@ -8,7 +8,6 @@ from postbus.contract.entities import (
     LIMITS,
     EntityStatus,
     NamespaceLimits,
-    QueueProperties,
     Sku,
     SubscriptionProperties,
 )
@@ -17,7 +16,6 @@ from postbus.entity.commands import (
     AddConsumer,
     CompleteSessions,
     DeferredReceived,
-    Delivery,
     DemandSet,
     Disposition,
     Done,
@@ -49,7 +47,6 @@ from postbus.entity.outcomes import (
     SessionGranted,
 )
 from postbus.entity.sessions import messages_by_session
-from postbus.entity.sessions.session_queue import SessionQueue
 from postbus.entity.sessions.session_states import ROW_BYTES
 from tests.entity.partition_rig import (
     ACTIVE,
@@ -62,27 +59,7 @@ from tests.entity.partition_rig import (
     message,
     name_of,
 )
-
-PROPERTIES = QueueProperties(requires_session=True, lock_duration_ms=5_000, max_delivery_count=3)
-
-
-def rig_of(**settings: object) -> Rig:
-    return Rig(PROPERTIES, **settings)  # type: ignore[arg-type]
-
-
-def queue_of(rig: Rig) -> SessionQueue:
-    entity = rig.state.entities.get(QUEUE)
-    assert entity is not None
-    assert isinstance(entity.active, SessionQueue)
-    return entity.active
-
-
-def send(rig: Rig, session: str, *names: str) -> None:
-    rig.send(*(message(name, session=session) for name in names))
-
-
-def names(deliveries: list[Delivery]) -> list[str]:
-    return [name_of(delivery.envelope) for delivery in deliveries]
+from tests.entity.sessions.session_rig import PROPERTIES, names, queue_of, rig_of, send
 
 
 def counted(rig: Rig) -> tuple[int, int]:
