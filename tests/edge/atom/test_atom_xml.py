@@ -499,7 +499,10 @@ PAIR = (
         (PAIR.format(kind="d:dateTime", text="2026-02-30T00:00:00Z"), "k: use an ISO 8601 time"),
         (PAIR.format(kind="d:base64Binary", text="x"), "k: binary: use base64"),
         (PAIR.format(kind="d:dateTime", text="2026-02-03"), "k: use an ISO 8601 time"),
-        (PAIR.format(kind="d:dateTime", text="0001-01-01T00:00:00+01:00"), "k: at_ms: a time is"),
+        (
+            PAIR.format(kind="d:dateTime", text="0001-01-01T00:00:00+01:00"),
+            "k: at_ms: a time must be",
+        ),
         (PAIR.format(kind="i:int", text="1"), "k: use one of the types string"),
         (PAIR.format(kind="int", text="1"), "k: use one of the types string"),
         (PAIR.format(kind="q:int", text="1"), "the prefix of the type q:int is not declared"),
