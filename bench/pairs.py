@@ -58,8 +58,10 @@ def _run_us(process: Process) -> float:
 
 @app.command(epilog=EPILOG)
 def main(
-    before: Annotated[Path, typer.Argument(help="The other checkout; this one comes after.")],
-    steps: Annotated[str, typer.Option(help="Of send, receive, both.")] = ",".join(STEPS),
+    before: Annotated[Path, typer.Argument(help="The checkout to compare this one with.")],
+    steps: Annotated[str, typer.Option(help="Steps to run: send, receive, both.")] = ",".join(
+        STEPS
+    ),
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of each step.")] = 12,
     count: Annotated[int, typer.Option(min=1_000, help="Messages of one run.")] = 100_000,
     base_port: Annotated[int, typer.Option(help="First of 40 ports to use.")] = 25770,

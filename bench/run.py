@@ -115,10 +115,12 @@ class Yard:
 @app.command(epilog=EPILOG)
 def main(
     rows: Annotated[
-        str, typer.Option(help="Rows, comma-separated; a start of a name will do.")
+        str, typer.Option(help="Rows, comma-separated; prefixes of names are accepted.")
     ] = "",
-    brokers: Annotated[str, typer.Option(help="Which brokers to run.")] = ",".join(BROKERS),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of rows that alternate.")] = 5,
+    brokers: Annotated[str, typer.Option(help="Brokers to run, comma-separated.")] = ",".join(
+        BROKERS
+    ),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of interleaved rows.")] = 5,
     scale: Annotated[float, typer.Option(min=0.001, help="Factor for all counts.")] = 1.0,
     warm_up: Annotated[int, typer.Option(min=0, help="Unmeasured rounds before the first.")] = 7,
     calm: Annotated[

@@ -11,7 +11,7 @@
 #include "stream.hpp"
 #include "wire.hpp"
 
-// What is left between two serial numbers, which wrap.
+// The distance of two serial numbers, which wrap.
 inline std::uint32_t serial_room(std::uint32_t limit, std::uint32_t used) {
     const auto room = static_cast<std::int32_t>(limit - used);
     return room < 0 ? 0 : static_cast<std::uint32_t>(room);
@@ -57,7 +57,7 @@ class Connection {
     void close();
     // Drops the socket without a word, as a crashed client does.
     void abandon();
-    // Drops it because of something that must not happen; `failure` tells from then on.
+    // Drops it because of something that must not happen; `failure` has the reason from then on.
     void fail(const std::string& reason);
 
     State state() const { return state_; }
@@ -78,7 +78,7 @@ class Connection {
     void count_transfer_sent() { ++next_outgoing_id_; }
 
     // Links by our handle. A grant allows `credit` deliveries beyond the `delivery_count` ones
-    // that came, counted from what the attach said.
+    // that came, counted from that of the attach.
     void attach(std::uint32_t handle, const LinkSpec& link);
     void attach_session(std::uint32_t handle, const LinkSpec& link);
     void grant(std::uint32_t handle, std::uint32_t delivery_count, std::uint32_t credit,

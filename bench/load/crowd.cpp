@@ -115,7 +115,7 @@ class Crowd {
     }
     ~Crowd() { ::close(epoll_fd_); }
 
-    // Connects everyone, at most `at_once` unserved at a time, and retries who was turned away.
+    // Connects everyone, at most `at_once` unserved at a time, and retries refused ones.
     bool serve_all(std::size_t at_once) {
         const std::uint64_t limit =
             now_ns() + static_cast<std::uint64_t>(options_.limit_s * 1e9);

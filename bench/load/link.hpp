@@ -40,7 +40,7 @@ class Link {
 
     // Sender: how many deliveries the broker takes.
     std::uint32_t credit() const { return serial_room(limit_, delivery_count_); }
-    // Sender: the id of the next delivery, of which on_settled will tell.
+    // Sender: the id of the next delivery, which on_settled will report.
     std::uint32_t start_delivery(std::uint64_t due_ns);
     // Receiver: allows `credit` deliveries beyond the `received` ones that came.
     void grant(std::uint64_t received, std::uint64_t credit);

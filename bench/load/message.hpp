@@ -7,9 +7,9 @@
 #include "options.hpp"
 #include "wire.hpp"
 
-// What the first bytes of each body say; in the byte order of the machine, which both ends share.
+// The first bytes of each body, in the byte order of the machine, which both ends share.
 struct Stamp {
-    std::uint64_t run_id;    // tells messages of this run from leftovers of another
+    std::uint64_t run_id;    // distinguishes messages of this run from leftovers
     std::uint64_t due_ns;    // when the message was, or in an open loop should have been, sent
 };
 

@@ -37,12 +37,12 @@ open loop   --rate PER_SECOND  --pace-us MICROSECONDS
 ending      --limit-s SECONDS  --quiet-s SECONDS
 
 The result is one JSON line on standard output. Exit code 0: all done; 1: unfinished, the
-line says what is missing; 2: nothing could be started. idle prints a line when all
+line names the missing part; 2: nothing could be started. idle prints a line when all
 connections stand and ends when its standard input ends.
 )";
 
 [[noreturn]] void refuse(const std::string& reason) {
-    std::fprintf(stderr, "postbus-load: %s (--help tells more)\n", reason.c_str());
+    std::fprintf(stderr, "postbus-load: %s (see --help)\n", reason.c_str());
     std::exit(2);
 }
 

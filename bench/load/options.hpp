@@ -1,4 +1,4 @@
-// What one run of the load client shall do; filled from the command line.
+// Options of one run of the load client, from the command line.
 #pragma once
 
 #include <cstdint>

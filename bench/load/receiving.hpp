@@ -1,4 +1,4 @@
-// What receivers have in common: messages counted, timed, completed.
+// The common part of receivers: messages counted, timed, completed.
 #pragma once
 
 #include <cstdint>

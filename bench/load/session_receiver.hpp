@@ -26,7 +26,7 @@ class SessionReceiver : public Receiving, public SessionHandler {
     void on_detach(const wire::Performative& detach) override;
 
   private:
-    struct Lane {
+    struct SessionLink {
         enum class State { kFree, kAttaching, kHeld, kDetaching };
         State state = State::kFree;
         std::uint32_t first = 0;  // delivery-count of the attach; the others count on from it
@@ -39,14 +39,14 @@ class SessionReceiver : public Receiving, public SessionHandler {
 
     void attach(std::size_t index);
     void take_up(std::size_t index);
-    Lane* lane_of(std::uint32_t remote_handle);
+    SessionLink* link_of(std::uint32_t remote_handle);
 
     const LinkSpec spec_;  // of all links, which have a number each before their name
     Connection connection_;
     std::uint64_t attach_count_ = 0;
     bool has_started_ = false;
-    std::vector<Lane> lanes_;              // by our handle
+    std::vector<SessionLink> links_;       // by our handle
     std::vector<std::uint32_t> by_remote_; // broker's handle to ours
-    std::vector<std::uint16_t> lane_by_delivery_;
+    std::vector<std::uint16_t> link_by_delivery_;
     std::uint32_t first_delivery_id_ = 0;
 };

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kHandshakeLimitS = 30;
 constexpr double kGoodbyeLimitS = 5;
-// Numbers of messages tell which sender they are from.
+// Numbers of messages identify their sender.
 constexpr int kSenderShift = 40;
 
 std::uint64_t from_seconds(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
@@ -199,7 +199,7 @@ std::uint64_t Traffic::patience_ns(std::uint64_t now) const {
     return patience;
 }
 
-// A close that is answered says that the broker has read all settlements before it.
+// The answer to a close means that the broker has read all settlements before it.
 void Traffic::say_goodbye() {
     for (Connection* connection : connections_) connection->close();
     const std::uint64_t limit = now_ns() + from_seconds(kGoodbyeLimitS);

@@ -109,7 +109,7 @@ Value read_value(const std::uint8_t*& at, const std::uint8_t* end) {
         value.descriptor = descriptor.number;
         return value;
     }
-    // The high half byte of a constructor says how wide the value is. Source: AMQP 1.0, 1.2.
+    // The high half byte of a constructor is the width of the value. Source: AMQP 1.0, 1.2.
     std::size_t fixed = 0;
     std::size_t length_bytes = 0;
     switch (value.code >> 4) {

@@ -262,11 +262,11 @@ def test_dead_letter_is_edited_and_resent(user: CommandLine) -> None:
     kill(user, "edited", 2)
     user.ok(
         "dlq", "edit", "edited", "1", "--body", "fixed", "-p", "amount:int=7", "-p", "who=me",
-        "--subject", "mended", "--id", "", "--remove-property", "n",
+        "--subject", "repaired", "--id", "", "--remove-property", "n",
     )  # fmt: skip
     (copy,) = user.lines("receive", "edited")
     assert copy.get("messageId") != "id-0"
-    assert (copy["body"], copy["subject"]) == ("fixed", "mended")
+    assert (copy["body"], copy["subject"]) == ("fixed", "repaired")
     assert copy["applicationProperties"] == {"amount": 7, "who": "me"}
     user.ok("dlq", "edit", "edited", "2", "--body-file", "-", stdin=b"\xff")
     assert user.lines("receive", "edited")[0]["bodyBase64"] == "/w=="

@@ -18,7 +18,7 @@ import pytest
 from postbus.cli.commands.report import LOG_BYTES, LOG_LINES, Report
 from tests.cli.command_line import CommandLine, folder_with_bus, user_folder
 
-CHOSEN = "a-key-that-somebody-chose-1"
+CUSTOM_KEY = "a-custom-key-of-a-secret-1"
 MANIFESTS = f"""
 apiVersion: postbus.dev/v1alpha1
 kind: Namespace
@@ -32,7 +32,7 @@ spec:
 apiVersion: v1
 kind: Secret
 metadata: {{name: given}}
-stringData: {{primaryKey: {CHOSEN}}}
+stringData: {{primaryKey: {CUSTOM_KEY}}}
 ---
 apiVersion: postbus.dev/v1alpha1
 kind: Queue
@@ -79,8 +79,8 @@ def secrets_of(user: CommandLine) -> set[str]:
 def test_report_is_complete_and_contains_no_secret(here: CommandLine) -> None:
     here.ok("send", "orders", "hello")
     secrets = secrets_of(here)
-    assert (len(secrets) >= 6, CHOSEN in secrets) == (True, True)
-    logged = [each.replace(CHOSEN, f"SharedAccessKey={CHOSEN}") for each in sorted(secrets)]
+    assert (len(secrets) >= 6, CUSTOM_KEY in secrets) == (True, True)
+    logged = [each.replace(CUSTOM_KEY, f"SharedAccessKey={CUSTOM_KEY}") for each in sorted(secrets)]
     (here.folder / "bus.log").write_text("".join(f"said {each}\n" for each in logged))
     here.ok("report", "found.tar.gz", "--log", "bus.log")
     file = here.folder / "found.tar.gz"

@@ -67,7 +67,7 @@ def kill(rig: Rig, *sent: str | Envelope, entity_no: int = QUEUE, to: int = QUEU
     name = f"killer-{entity_no}"
     taken = rig.receive(name, len(sent), entity_no=entity_no)
     tokens = [each.lock_token for each in taken]
-    settle = Settle(entity_no, ACTIVE, tokens, Disposition.DEAD_LETTER, "poison", "told so")
+    settle = Settle(entity_no, ACTIVE, tokens, Disposition.DEAD_LETTER, "poison", "no price")
     assert rig.apply(settle) == Settled()
     rig.detach(name)
     return [each.sequence for each in taken]

@@ -93,7 +93,7 @@ class History:
         seen, reported = self.deliveries[message_id], message.delivery_count or 0
         if abs(reported - seen) > self.kills.count:
             self.problems.append(
-                f"I8: {message_id} tells {reported} earlier deliveries, {seen} were seen"
+                f"I8: {message_id} reports {reported} earlier deliveries of {seen} seen"
             )
         self.deliveries[message_id] += 1
         self.completing.discard(message_id)
@@ -303,12 +303,12 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     every = ",".join(kind.value for kind in Kind)
-    parser.add_argument("--kills", type=int, default=50, help="how many (default: 50)")
+    parser.add_argument("--kills", type=int, default=50, help="number of kills (default: 50)")
     parser.add_argument(
         "--messages", type=int, default=1_000_000, help="accepted messages (default: 1000000)"
     )
     parser.add_argument(
-        "--kinds", type=kinds_of, default=every, help=f"moments, by turns (default: {every})"
+        "--kinds", type=kinds_of, default=every, help=f"moments, in rotation (default: {every})"
     )
     parser.add_argument(
         "--commit-delay-ms",
@@ -316,17 +316,19 @@ def main() -> int:
         choices=range(101),
         default=0,
         metavar="0..100",
-        help="make commits slower, so that more is under way at a kill (default: 0)",
+        help="delay commits, so that more are in flight at a kill (default: 0)",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of sizes and moments (default: 1)")
-    parser.add_argument("--broker", help="another program than `-m postbus` to run as the broker")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of sizes and moments (default: 1)"
+    )
+    parser.add_argument("--broker", help="program to run as the broker (default: `-m postbus`)")
     options = parser.parse_args()
     for noisy in ("azure", "asyncio"):  # clients log each lost connection
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
         history = asyncio.run(run(options, Path(folder)))
     caught = ", ".join(f"{kind.value} {count}" for kind, count in history.kills.caught.items())
-    print(f"kills {history.kills.count}, of them in the act: {caught or 'none asked for'}")
+    print(f"kills {history.kills.count}, of them at requested moments: {caught or 'none'}")
     print(
         f"accepted {len(history.accepted)}, completed {len(history.completed)}, sends in doubt "
         f"{len(history.in_doubt)}, completions in doubt {len(history.completing)}, "

@@ -702,24 +702,24 @@ def main() -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--kills", type=int, default=200, help="how many (default: 200)")
+    parser.add_argument("--kills", type=int, default=200, help="number of kills (default: 200)")
     parser.add_argument(
         "--messages", type=int, default=100_000, help="accepted messages (default: 100000)"
     )
     parser.add_argument(
-        "--in-flight", type=int, default=100, help="operations under way at a kill (default: 100)"
+        "--in-flight", type=int, default=100, help="operations in flight at a kill (default: 100)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of choices (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of choices (default: 1)")
     parser.add_argument(
         "--commit-delay-ms",
         type=int,
         choices=range(101),
         default=0,
         metavar="0..100",
-        help="make commits slower, so that more is under way at a kill (default: 0)",
+        help="delay commits, so that more are in flight at a kill (default: 0)",
     )
-    parser.add_argument("--broker", help="another program than `-m postbus` to run as the broker")
-    parser.add_argument("--record", type=Path, help="write what was recorded, as lines of JSON")
+    parser.add_argument("--broker", help="program to run as the broker (default: `-m postbus`)")
+    parser.add_argument("--record", type=Path, help="file for the record, as lines of JSON")
     options = parser.parse_args()
     for noisy in ("azure", "asyncio"):  # clients log each lost connection
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)

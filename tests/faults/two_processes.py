@@ -608,8 +608,8 @@ def main() -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=200, help="how many (default: 200)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first round (default: 1)")
+    parser.add_argument("--rounds", type=int, default=200, help="number of rounds (default: 200)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first round (default: 1)")
     parser.add_argument(
         "--record", type=Path, help="folder for the record, lines of JSON, and logs"
     )

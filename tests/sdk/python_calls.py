@@ -99,8 +99,10 @@ def counted_as_worked(method: Callable[..., Any], count: dict[str, int]) -> Call
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--calls", help="Folder to write the calls to.")
-    parser.addoption("--client", default=AZURE, choices=list(CLIENTS), help="Whose calls.")
+    parser.addoption("--calls", help="Folder for the recorded calls.")
+    parser.addoption(
+        "--client", default=AZURE, choices=list(CLIENTS), help="Client whose calls are recorded."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

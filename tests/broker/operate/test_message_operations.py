@@ -84,7 +84,7 @@ async def kill(bus: Bus, path: str, *, reason: str = "poison") -> None:
         limit = await bus.drain(address, consumer_id, limit + 500)
         tokens = [each.lock_token for each in sink.deliveries]
         settle = Settle(
-            address.entity_no, SubQueue.ACTIVE, tokens, Disposition.DEAD_LETTER, reason, "told so"
+            address.entity_no, SubQueue.ACTIVE, tokens, Disposition.DEAD_LETTER, reason, "no price"
         )
         assert await bus.call(address, settle) == Settled()
 
@@ -128,7 +128,7 @@ async def test_dead_letters_are_peeked_with_a_filter_deleted_and_sent_again(
         view = pages[0].messages[0]
         assert view.message_id is not None
         assert view.dead_letter_reason == "poison"
-        assert view.dead_letter_description == "told so"
+        assert view.dead_letter_description == "no price"
         assert (view.delivery_count, view.state) == (0, "active")
         assert view.application_properties["parity"] == 1
         assert view.body_base64 is None

@@ -127,7 +127,7 @@ def test_message_operations_are_audited_with_filter_and_counts(running: Controll
     assert last(running)[2:] == purged
     assert lines(running, top=1)[0]["calls"] == 2
     numbers = [message.sequence_number for message in dead]
-    sent = {"entity": queue, "numbers": numbers[:1], "edit": {"body": "y", "subject": "mended"}}
+    sent = {"entity": queue, "numbers": numbers[:1], "edit": {"body": "y", "subject": "repaired"}}
     assert api.post("/v1/messages/resend", sent).status == 200
     assert last(running)[2:5] == (
         "edit messages",

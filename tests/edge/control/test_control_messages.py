@@ -171,7 +171,7 @@ def test_dead_letters_are_sent_again_as_they_are_and_edited(
         ("bad", "deadLetter")
     }
     numbers = [each["sequenceNumber"] for each in shown]
-    edit = {"body": "mended", "subject": "now", "messageId": None, "properties": {"by": "hand"}}
+    edit = {"body": "repaired", "subject": "now", "messageId": None, "properties": {"by": "hand"}}
     response = api.post(RESEND, {"entity": queue, "numbers": numbers[:1], "edit": edit}).body
     assert (response["refused"], response["forwarded"], len(response["resent"])) == ([], [], 1)
     raw = {"bodyBase64": base64.b64encode(b"\xff\x00").decode()}
@@ -182,7 +182,7 @@ def test_dead_letters_are_sent_again_as_they_are_and_edited(
     client = ServiceBusClient.from_connection_string(running.connection_string)
     with client, client.get_queue_receiver(queue, max_wait_time=10) as receiver:
         found = list(itertools.islice(receiver, 3))
-        assert [b"".join(each.body) for each in found] == [b"mended", b"\xff\x00", b"three"]
+        assert [b"".join(each.body) for each in found] == [b"repaired", b"\xff\x00", b"three"]
         assert (found[0].subject, found[0].message_id) == ("now", None)
         assert found[0].application_properties == {b"by": b"hand"}
         assert found[2].message_id == "id-three"

@@ -314,7 +314,7 @@ def test_the_shorter_of_both_ttls_counts(own_ms: int, effective_ms: int) -> None
 @pytest.mark.parametrize("mode", list(ReceiveMode))
 def test_an_own_ttl_below_the_default_counts_in_every_mode(mode: ReceiveMode) -> None:
     rig = Rig(QueueProperties(default_message_ttl_ms=5_000))
-    rig.send(message("told", ttl_ms=3_000))
+    rig.send(message("short", ttl_ms=3_000))
     (delivery,) = rig.receive(mode=mode)
     assert delivery.ttl_ms == 3_000
     rig.send(message("late", ttl_ms=3_000))

@@ -105,7 +105,7 @@ test("a session by iterator and in the other mode", async () => {
 test("a receiver that does not fit the entity", async () => {
   const plain = client.createReceiver("sessions-6");
   await assert.rejects(plain.receiveMessages(1), /InvalidOperationError/);
-  // The SDK guesses here, whatever it is told: "It may be locked by another receiver".
+  // The SDK guesses here, independent of the answer: "It may be locked by another receiver".
   await assert.rejects(client.acceptSession("plain-11", "x"), { code: "SessionCannotBeLocked" });
   await assert.rejects(client.acceptNextSession("plain-11"), /InvalidOperationError/);
   await assert.rejects(client.createSender("sessions-6").sendMessages({ body: "no session" }));
