@@ -39,6 +39,7 @@ from postbus.message.codec import Value, encode_value
 from postbus.message.envelope import Envelope
 from postbus.store.catalog import CatalogStore
 from postbus.store.postgres import Store
+from tests.broker.putting import put_queue
 
 NUMBER_BITS = 48
 
@@ -85,6 +86,11 @@ class Bus:
         self.router.resolve(path, found.append)
         assert found[0] is not None
         return found[0]
+
+    async def put_spread_queue(self, **properties: object) -> Address:
+        """Create the partitioned queue `q`; return its address."""
+        await put_queue(self.directory, "q", spread(**properties))
+        return self.address("q")
 
     async def call(self, address: Address, command: Command, wait_s: float = 20) -> Reply:
         """Submit a command as the edge does and wait for the reply."""

@@ -84,8 +84,7 @@ def note_commands(host: Host, noted: list[int]) -> None:
 @pytest.mark.behaviour("S178", "S222")
 async def test_messages_without_key_rotate_over_partitions(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         numbers = [(await bus.sent(queue, message(message_id="same")))[0] for _ in range(8)]
         assert sorted(partitions_of(numbers)) == [0, 0, 1, 1, 2, 2, 3, 3]
         assert len(set(numbers)) == 8
@@ -102,8 +101,7 @@ async def test_a_key_keeps_its_partition_across_restarts(store: Store) -> None:
     for _ in range(2):
         async with running(store) as bus:
             if bus.directory.find("q") is None:
-                await put_queue(bus.directory, "q", spread())
-            queue = bus.address("q")
+                queue = await bus.put_spread_queue()
             for place, key in enumerate(keys):
                 numbers = await bus.sent(queue, message(key=key), message(key=key, message_id="m"))
                 numbers += await bus.sent(
@@ -115,8 +113,7 @@ async def test_a_key_keeps_its_partition_across_restarts(store: Store) -> None:
 
 async def test_replies_of_mixed_keys_keep_the_order_of_the_messages(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         keys = keys_for(4)
         wrong = message("wrong", session="s", key="other")
         sent = [message(key=keys[n % 4]) for n in range(8)]
@@ -133,8 +130,7 @@ async def test_replies_of_mixed_keys_keep_the_order_of_the_messages(store: Store
 @pytest.mark.behaviour("S171", "S172", "S230")
 async def test_a_session_with_another_partition_key_is_refused(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         good, bad = message(session="s", key="s"), message(session="s", key="k")
         assert refusal_of(await bus.send(queue, bad)) is Refusal.NOT_ALLOWED
         assert refusal_of(await bus.send(queue, good, bad, is_atomic=True)) is Refusal.NOT_ALLOWED
@@ -149,8 +145,7 @@ async def test_a_session_with_another_partition_key_is_refused(store: Store) -> 
 
 async def test_a_batch_is_in_one_partition_or_nowhere(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         keys = keys_for(2)
         many = [message(str(n)) for n in range(BURST + 1)]
         for batch in ([message(key=keys[1])] * 2, many):
@@ -166,8 +161,7 @@ async def test_a_batch_is_in_one_partition_or_nowhere(store: Store) -> None:
 @pytest.mark.behaviour("S13")
 async def test_a_later_send_may_be_answered_first(store: Store, database: str) -> None:
     async with running(store) as bus, connected(database) as other:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         slow, fast = keys_for(2)
         await bus.sent(queue, message(key=slow), message(key=fast))
@@ -198,8 +192,7 @@ async def test_a_message_certainly_not_stored_goes_to_another_partition(
     store: Store, database: str
 ) -> None:
     async with running(store) as bus, connected(database) as other:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         await other.execute(REFUSING.format(what="raise exception 'no' using errcode = '23514'"))
         began = time.monotonic()
@@ -219,8 +212,7 @@ async def test_a_message_that_may_be_stored_goes_to_no_other_partition(
     store: Store, database: str
 ) -> None:
     async with running(store) as bus, connected(database) as other:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         lost = "perform pg_terminate_backend(pg_backend_pid())"  # as if it was lost on the way
         await other.execute(REFUSING.format(what=lost))
@@ -251,8 +243,7 @@ async def test_counts_are_the_sum_over_all_partitions(store: Store) -> None:
 @pytest.mark.behaviour("S156", "S225")
 async def test_a_receiver_gets_messages_of_all_partitions(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         consumer_id, sink = await bus.consume(queue, 20)
         for n in range(8):  # to one that waits
             await bus.sent(queue, message(str(n)))
@@ -269,8 +260,7 @@ async def test_a_receiver_gets_messages_of_all_partitions(store: Store) -> None:
 @pytest.mark.parametrize("mode", list(ReceiveMode))
 async def test_a_receiver_never_gets_more_than_its_demand(store: Store, mode: ReceiveMode) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         for n in range(20):
             await bus.sent(queue, message(str(n)))
         consumer_id, sink = await bus.consume(queue, mode=mode)
@@ -288,8 +278,7 @@ async def test_a_receiver_never_gets_more_than_its_demand(store: Store, mode: Re
 async def test_messages_taken_by_another_receiver_do_not_bind_credit(store: Store) -> None:
     """Each message is hinted to all receivers; a receiver that is late must get the next hint."""
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         consumers = [await bus.consume(queue, 1) for _ in range(5)]
         for n in range(40):
@@ -309,8 +298,7 @@ async def test_messages_taken_by_another_receiver_do_not_bind_credit(store: Stor
 
 async def test_credit_is_shared_fairly_over_partitions(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         for key in keys_for(4):
             await bus.sent(queue, *(message(key=key) for _ in range(100)))
         consumer_id, sink = await bus.consume(queue)
@@ -337,8 +325,7 @@ async def test_a_message_that_comes_back_is_found_again(
     store: Store, disposition: Disposition
 ) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         _, first = await bus.consume(queue, 1)
         _, second = await bus.consume(queue)
         await bus.sent(queue, message("again"))
@@ -357,8 +344,7 @@ async def test_a_message_that_comes_back_is_found_again(
 async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
     """The front end records which partitions have more; messages stay free for others (ADR 24)."""
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         for n in range(8):
             await bus.sent(queue, message(str(n)))
@@ -380,8 +366,7 @@ async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
 @pytest.mark.behaviour("S209", "S210")
 async def test_messages_locked_by_another_client_come_when_its_locks_end(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         tokens, _ = await locked(bus, 6)
         consumer_id, sink = await bus.consume(queue)
         assert await bus.drain(queue, consumer_id, 10) == 0
@@ -403,8 +388,7 @@ async def test_a_message_does_not_wait_for_earlier_ones_of_another_partition(
     store: Store,
 ) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         sent = {(await bus.sent(queue, message(str(n))))[0]: str(n) for n in range(12)}
         (slow,) = partitions_of([next(iter(sent))])
@@ -436,8 +420,7 @@ async def test_demand_of_a_partition_is_free_again_when_it_reloads(
     store: Store,
 ) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         _, sink = await bus.consume(queue, 1)
         (key,) = keys_for(1)
@@ -463,8 +446,7 @@ async def test_demand_of_a_partition_is_free_again_when_it_reloads(
 
 async def test_a_drain_takes_available_messages_and_ends(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         consumer_id, sink = await bus.consume(queue)
         began = time.monotonic()
@@ -482,8 +464,7 @@ async def test_a_drain_takes_available_messages_and_ends(store: Store) -> None:
 
 async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database: str) -> None:
     async with running(store) as bus, connected(database) as other:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         slow, fast = keys_for(2)
         mode = ReceiveMode.RECEIVE_AND_DELETE
@@ -500,8 +481,7 @@ async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database
 
 async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database: str) -> None:
     async with running(store) as bus, connected(database) as other:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         slow, fast = keys_for(2)
         mode = ReceiveMode.RECEIVE_AND_DELETE
@@ -526,8 +506,7 @@ async def test_a_busy_partition_is_asked_for_hints_again(
     monkeypatch.setattr("postbus.broker.partition.waiting.WAITING_LIMIT", 1)  # none for hints
     monkeypatch.setattr("postbus.broker.spread.consumers.RETRY_S", 0.05)
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         _, sink = await bus.consume(queue, 10)
         monkeypatch.setattr("postbus.broker.partition.waiting.WAITING_LIMIT", 100)
         await bus.load()
@@ -537,8 +516,7 @@ async def test_a_busy_partition_is_asked_for_hints_again(
 
 async def test_a_removed_receiver_gets_no_message(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         consumer_id, sink = await bus.consume(queue, 5)
         bus.router.unregister_sink(queue.partition_id, consumer_id)
         assert await bus.call(queue, RemoveConsumer(consumer_id)) == Done()
@@ -553,8 +531,7 @@ async def test_a_removed_receiver_gets_no_message(store: Store) -> None:
 
 async def test_a_reloaded_partition_gets_its_demand_again(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         consumer_id, sink = await bus.consume(queue, 10)
         keys = keys_for(2)
@@ -576,8 +553,7 @@ async def test_a_reloaded_partition_gets_its_demand_again(store: Store) -> None:
 
 async def test_the_end_of_an_entity_ends_its_receivers_once(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         _, sink = await bus.consume(queue, 10)
         await bus.directory.delete("q")
@@ -607,8 +583,7 @@ async def locked(bus: Bus, count: int) -> tuple[list[bytes], list[int]]:
 @pytest.mark.behaviour("S225")
 async def test_tokens_of_several_partitions_are_settled_at_once(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         tokens, _ = await locked(bus, 8)
         unknown = bytes(8) + b"\x00\x02" + bytes(6)
         nowhere = bytes(8) + b"\x01\x00" + bytes(6)
@@ -628,8 +603,7 @@ async def test_tokens_of_several_partitions_are_settled_at_once(store: Store) ->
 
 async def test_locks_are_renewed_in_the_requested_order_or_refused(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         tokens, _ = await locked(bus, 6)
         reply = await bus.call(queue, RenewLocks(queue.entity_no, ACTIVE, tokens))
         assert isinstance(reply, LocksRenewed)
@@ -646,8 +620,7 @@ async def test_locks_are_renewed_in_the_requested_order_or_refused(store: Store)
 @pytest.mark.behaviour("S161", "S162", "S164", "S165")
 async def test_a_peek_reads_the_partitions_one_after_another(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         keys = keys_for(4)
         sent: list[int] = []
         for place in (3, 1, 3, 1, 1, 3, 1):
@@ -665,8 +638,7 @@ async def test_a_peek_reads_the_partitions_one_after_another(store: Store) -> No
 @pytest.mark.behaviour("S155")
 async def test_deferred_messages_of_several_partitions_are_received_together(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         tokens, numbers = await locked(bus, 4)
         assert len(set(partitions_of(numbers))) == 4
         defer = Settle(queue.entity_no, ACTIVE, tokens, Disposition.DEFER)
@@ -699,8 +671,7 @@ async def test_deferred_messages_of_several_partitions_are_received_together(sto
 @pytest.mark.behaviour("S155")
 async def test_scheduled_messages_are_cancelled_in_their_partitions(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         later_ms = bus.hosts[0].clock() + HOUR_MS
         numbers: list[int] = []
         for n in range(5):
@@ -717,8 +688,7 @@ async def test_scheduled_messages_are_cancelled_in_their_partitions(store: Store
 
 async def test_a_batch_delete_is_refused(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.sent(queue, message())
         command = DeleteMessages(queue.entity_no, ACTIVE, 10, bus.hosts[0].clock())
         assert refusal_of(await bus.call(queue, command)) is Refusal.NOT_ALLOWED
@@ -727,8 +697,7 @@ async def test_a_batch_delete_is_refused(store: Store) -> None:
 
 async def test_demand_is_answered_with_the_number_of_deliveries(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         consumer_id, _ = await bus.consume(queue)
         assert await bus.call(queue, SetDemand(consumer_id, 3)) == DemandSet(0)
 
@@ -739,8 +708,7 @@ async def test_demand_is_answered_with_the_number_of_deliveries(store: Store) ->
 @pytest.mark.behaviour("S174", "S231")
 async def test_duplicates_share_a_partition_and_one_is_kept(store: Store) -> None:
     async with running(store) as bus:
-        await put_queue(bus.directory, "q", spread(requires_duplicate_detection=True))
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue(requires_duplicate_detection=True)
         for n in range(40):
             (first,) = await bus.sent(queue, message("first", message_id=f"id-{n}"))
             assert first > 0

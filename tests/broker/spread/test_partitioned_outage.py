@@ -114,8 +114,7 @@ async def test_messages_without_key_go_to_available_partitions(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         _, sink = await bus.consume(queue, 1_000)
         await bus.sent(queue, *(message(f"before-{key}", key=key) for key in keys_for(4)))
@@ -144,8 +143,7 @@ async def test_only_messages_with_a_key_of_a_lost_partition_fail(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         keys = keys_for(4)
         consumer_id, sink = await bus.consume(queue)
@@ -194,8 +192,7 @@ async def test_an_outage_under_traffic_loses_and_duplicates_no_message(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         keys = [None, *keys_for(4)]
         replies: dict[str, Reply] = {}
@@ -226,8 +223,7 @@ async def test_a_partition_applies_definitions_changed_during_its_outage(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await put_queue(bus.directory, "q", spread())
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue()
         await bus.load()
         await outage.begin()
         await wait_for_noticed_outage(bus)
@@ -246,8 +242,7 @@ async def test_sessions_of_healthy_partitions_continue(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await put_queue(bus.directory, "q", spread(requires_session=True))
-        queue = bus.address("q")
+        queue = await bus.put_spread_queue(requires_session=True)
         await bus.load()
         sessions = keys_for(4)
         await bus.sent(queue, *(message(each, session=each) for each in sessions))
