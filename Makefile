@@ -11,8 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # A Postgres for each worker; a file's tests stay together because they share a bus. More workers than
 # cores: half of the time tests wait for timers and processes.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
-PACKAGES := dataplane
-CODE := dataplane tests bench examples .ci
+PACKAGES := dataplane operator
+CODE := dataplane operator tests bench examples .ci
 
 .PHONY: help
 help: ## list the targets
@@ -99,6 +99,7 @@ check: setup ## format, lint, types, layers, unused code
 	$(BIN)/mypy --no-error-summary .ci/commit_messages.py
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.unused_definitions
+	$(BIN)/python -m postbus_operator.crdgen --check crds
 
 .PHONY: format
 format: setup ## format the code and apply safe fixes
@@ -120,6 +121,14 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@$(BIN)/python -m pytest tests/sdk -m sdk $(PYTEST_FLAGS)
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
 
+.PHONY: kube-tools
+kube-tools: ## build etcd, kube-apiserver and kubectl from Go modules; needs go
+	@e2e/build-tools.sh
+
+.PHONY: test-kube
+test-kube: setup kube-tools ## custom resources on a real API server; needs go
+	@$(BIN)/python -m pytest tests/kube -m kube $(PYTEST_FLAGS)
+
 .PHONY: test-alerts
 test-alerts: ## the alert rules with Prometheus's own promtool
 	promtool check rules docs/alerts.yaml
@@ -134,6 +143,10 @@ behaviours: setup ## run all tests, write docs/behaviours.md from those that pas
 .PHONY: openapi
 openapi: setup ## write docs/openapi.json from the table of the control API
 	@$(BIN)/python -c "from postbus.edge.control.openapi import openapi_text as text; print(text(), end='')" > docs/openapi.json
+
+.PHONY: crds
+crds: setup ## write crds/ from the models of the contract
+	@$(BIN)/python -m postbus_operator.crdgen crds
 
 .PHONY: lock
 lock: setup ## compile both lock files from pyproject.toml

@@ -22,6 +22,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     StringConstraints,
     ValidationInfo,
@@ -29,6 +31,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from postbus.contract.rule_values import PropertyValue
 
@@ -180,20 +183,6 @@ def _read_duration(value: object, info: ValidationInfo) -> int:
     return parse_duration_ms(value)
 
 
-def _duration_between(least_ms: int, most_ms: int) -> AfterValidator:
-    """Return a check of a range; its error uses the notation of the field."""
-
-    def check(value_ms: int) -> int:
-        if not least_ms <= value_ms <= most_ms:
-            least, most = format_duration(least_ms), format_duration(most_ms)
-            if most_ms == MAX_DURATION_MS:
-                raise ValueError(f"must be at least {least}")
-            raise ValueError(f"must be between {least} and {most}")
-        return value_ms
-
-    return AfterValidator(check)
-
-
 DurationMs = Annotated[
     int,
     BeforeValidator(_read_duration),
@@ -202,10 +191,46 @@ DurationMs = Annotated[
         {
             "type": "string",
             "pattern": f"^{DURATION.pattern}$",
+            "maxLength": 40,
             "description": "ISO 8601, such as PT1M",
         }
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class DurationRange:
+    """Limits of a duration, checked by models and named in their JSON schema.
+
+    Keywords of the schema are `x-minimum` and, unless every longer one is allowed, `x-maximum`.
+    """
+
+    least_ms: int
+    most_ms: int
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Add the check to a field; its error uses the notation of the field."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Name the limits."""
+        described = {**handler(schema), "x-minimum": format_duration(self.least_ms)}
+        if self.most_ms < MAX_DURATION_MS:
+            described["x-maximum"] = format_duration(self.most_ms)
+        return described
+
+    def check(self, value_ms: int) -> int:
+        """Return a duration within the limits, or raise ValueError."""
+        if not self.least_ms <= value_ms <= self.most_ms:
+            least, most = format_duration(self.least_ms), format_duration(self.most_ms)
+            if self.most_ms == MAX_DURATION_MS:
+                raise ValueError(f"must be at least {least}")
+            raise ValueError(f"must be between {least} and {most}")
+        return value_ms
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -283,6 +308,29 @@ def check_namespace_name(name: str) -> str:
     return name
 
 
+EntityName = Annotated[
+    str,
+    AfterValidator(check_entity_name),
+    WithJsonSchema({"type": "string", "maxLength": 260, "pattern": f"^{ENTITY_NAME.pattern}$"}),
+]
+SubscriptionName = Annotated[
+    str,
+    AfterValidator(check_subscription_name),
+    WithJsonSchema(
+        {"type": "string", "maxLength": 50, "pattern": f"^{SUBSCRIPTION_NAME.pattern}$"}
+    ),
+]
+FilterName = Annotated[
+    str,
+    AfterValidator(check_filter_name),
+    WithJsonSchema({"type": "string", "maxLength": 50, "pattern": f"^({FILTER_NAME.pattern})$"}),
+]
+NamespaceName = Annotated[
+    str,
+    AfterValidator(check_namespace_name),
+    WithJsonSchema({"type": "string", "maxLength": 50, "pattern": f"^{NAMESPACE_NAME.pattern}$"}),
+]
+
 LEAST_KEY_CHARS: Final = 20
 """Minimum length of a key that a user supplies. Our choice: keys that people make up are shorter;
 20 characters of random base64 are 120 bits."""
@@ -299,6 +347,13 @@ def check_rule_name(name: str) -> str:
             " letter or digit"
         )
     return name
+
+
+RuleName = Annotated[
+    str,
+    AfterValidator(check_rule_name),
+    WithJsonSchema({"type": "string", "maxLength": 256, "pattern": f"^{RULE_NAME.pattern}$"}),
+]
 
 
 # --- models -------------------------------------------------------------------------------------
@@ -324,7 +379,7 @@ class Model(BaseModel):
 class AuthorizationRule(Model):
     """A named key pair and its rights, for a namespace or one entity."""
 
-    name: Annotated[str, AfterValidator(check_rule_name)]
+    name: RuleName
     rights: frozenset[Right] = Field(min_length=1)
     secret_name: str | None = Field(None, alias="secretName", min_length=1, max_length=253)
 
@@ -413,11 +468,11 @@ EntityPath = Annotated[str, StringConstraints(min_length=1, max_length=260)]
 UserMetadata = Annotated[str, StringConstraints(max_length=1_024)]
 """A note of the owner. It is stored and returned; the bus does not interpret it."""
 
-LockDuration = Annotated[DurationMs, _duration_between(5_000, 300_000)]
-TtlDuration = Annotated[DurationMs, _duration_between(1_000, MAX_DURATION_MS)]
-DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
-IdleDuration = Annotated[DurationMs, _duration_between(300_000, MAX_DURATION_MS)]
-Retention = Annotated[DurationMs, _duration_between(60_000, 90 * DAY_MS)]
+LockDuration = Annotated[DurationMs, DurationRange(5_000, 300_000)]
+TtlDuration = Annotated[DurationMs, DurationRange(1_000, MAX_DURATION_MS)]
+DetectionWindow = Annotated[DurationMs, DurationRange(20_000, 7 * DAY_MS)]
+IdleDuration = Annotated[DurationMs, DurationRange(300_000, MAX_DURATION_MS)]
+Retention = Annotated[DurationMs, DurationRange(60_000, 90 * DAY_MS)]
 """Retention of settled messages. Our choice: the store looks for expired rows every ten seconds, so
 it could not honour less than a minute; 90 days is the longest retention of a log in Azure (Event
 Hubs), and kept messages count towards no quota."""
@@ -575,7 +630,7 @@ class RuleProperties(Model):
     filters. Other filter types are accepted for Azure's templates, and returned as null.
     """
 
-    name: Annotated[str, AfterValidator(check_filter_name)]
+    name: FilterName
     filter_type: Literal["SqlFilter", "CorrelationFilter", "TrueFilter", "FalseFilter"] | None = (
         Field(None, alias="filterType")
     )

@@ -139,7 +139,7 @@ class PostgresStore(Model):
 class ManagedStore(Model):
     """A database that the operator runs, with one volume. The size may grow, never shrink."""
 
-    size: Quantity = "10Gi"
+    size: QuantityText = "10Gi"
     storage_class_name: DnsName | None = Field(None, alias="storageClassName")
     version: Literal["15"] = "15"
     """Major version of Postgres."""

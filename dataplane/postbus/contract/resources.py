@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from postbus.contract.entities import (
     LIMITS,
     DurationMs,
+    EntityName,
     Model,
+    NamespaceName,
     NamespaceProperties,
     QueueFields,
     RuleProperties,
     Rules,
     Sku,
     SubscriptionFields,
+    SubscriptionName,
     TopicProperties,
-    check_entity_name,
-    check_namespace_name,
-    check_subscription_name,
     not_yet,
 )
 from postbus.contract.operator_spec import (
@@ -54,16 +54,14 @@ class Owner(Model):
     The owner's cluster namespace defaults to that of the entity.
     """
 
-    name: str = Field(min_length=1)
-    namespace: str | None = Field(None, min_length=1)
+    name: str = Field(min_length=1, max_length=253)
+    namespace: str | None = Field(None, min_length=1, max_length=63)
 
 
 class NamespaceSpec(NamespaceProperties):
     """`spec` of kind Namespace."""
 
-    entity_name: Annotated[str, AfterValidator(check_namespace_name)] | None = Field(
-        None, alias="entityName"
-    )
+    entity_name: NamespaceName | None = Field(None, alias="entityName")
     zone_redundant: bool = Field(False, alias="zoneRedundant")
     """For the operator: brokers in several zones."""
 
@@ -94,9 +92,7 @@ class QueueSpec(QueueFields):
     """`spec` of kind Queue."""
 
     owner: Owner
-    entity_name: Annotated[str, AfterValidator(check_entity_name)] | None = Field(
-        None, alias="entityName"
-    )
+    entity_name: EntityName | None = Field(None, alias="entityName")
     authorization_rules: Rules = Field((), alias="authorizationRules")
     operator_spec: StoredOperatorSpec = Field(StoredOperatorSpec(), alias="operatorSpec")
 
@@ -110,9 +106,7 @@ class TopicSpec(TopicProperties):
     """`spec` of kind Topic."""
 
     owner: Owner
-    entity_name: Annotated[str, AfterValidator(check_entity_name)] | None = Field(
-        None, alias="entityName"
-    )
+    entity_name: EntityName | None = Field(None, alias="entityName")
     authorization_rules: Rules = Field((), alias="authorizationRules")
     operator_spec: TopicOperatorSpec = Field(TopicOperatorSpec(), alias="operatorSpec")
 
@@ -121,9 +115,7 @@ class SubscriptionSpec(SubscriptionFields):
     """`spec` of kind Subscription. Without `rules` it receives every message of its topic."""
 
     owner: Owner
-    entity_name: Annotated[str, AfterValidator(check_subscription_name)] | None = Field(
-        None, alias="entityName"
-    )
+    entity_name: SubscriptionName | None = Field(None, alias="entityName")
     rules: tuple[RuleProperties, ...] | None = Field(None, max_length=MAX_RULES)
     duplicate_detection_history_time_window: DurationMs | None = Field(
         None, alias="duplicateDetectionHistoryTimeWindow"

@@ -1,0 +1,1 @@
+"""The Kubernetes operator of Postbus: definitions of custom resources, and what keeps them true."""

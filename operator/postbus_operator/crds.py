@@ -1,0 +1,457 @@
+"""The table of kinds: names, models, printed columns and validation rules of custom resources.
+
+A rule is an expression in CEL that the API server evaluates when an object is written; `self` is
+the value at the rule's place, `oldSelf` the value before an update. Rules say what models say in
+Python, so that a mistake is refused by `kubectl apply`; `tests/kube` compares the two. What needs a
+second object (a tier's limits, forwarding targets) is no rule: the operator reports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from postbus.contract.entities import LIMITS, PREMIUM_SIZES_MB, Sku
+from postbus.contract.resources import (
+    API_VERSION,
+    NamespaceDocument,
+    NamespaceSpec,
+    QueueDocument,
+    QueueSpec,
+    SubscriptionDocument,
+    SubscriptionSpec,
+    TopicDocument,
+    TopicSpec,
+)
+from postbus_operator.status import (
+    NamespaceStatus,
+    QueueStatus,
+    ResourceStatus,
+    SubscriptionStatus,
+    TopicStatus,
+)
+
+GROUP, VERSION = API_VERSION.split("/")
+ARM_API_VERSION: Final = "2024-01-01"
+"""The version of Azure Resource Manager's templates whose fields the specs have."""
+
+Document = NamespaceDocument | QueueDocument | TopicDocument | SubscriptionDocument
+Spec = NamespaceSpec | QueueSpec | TopicSpec | SubscriptionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of `kubectl get`; with `priority` 1 it is shown by `-o wide` only."""
+
+    name: str
+    path: str
+    type: str = "string"
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A validation rule at `path`, dots between names; an empty path is the whole object.
+
+    `field` is the field below `path` that errors name.
+    """
+
+    path: str
+    expression: str
+    message: str
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of custom resource."""
+
+    name: str
+    plural: str
+    short_name: str
+    document: type[Document]
+    spec: type[Spec]
+    status: type[ResourceStatus]
+    columns: tuple[Column, ...]
+    rules: tuple[Rule, ...]
+    has_scale: bool = False
+
+    @property
+    def singular(self) -> str:
+        """The name for `kubectl get`."""
+        return self.plural.removesuffix("s")
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def _condition(name: str, field: str) -> Column:
+    return Column(name, f'.status.conditions[?(@.type=="Ready")].{field}')
+
+
+READY: Final = (_condition("Ready", "status"), _condition("Reason", "reason"))
+AGE: Final = Column("Age", ".metadata.creationTimestamp", "date")
+STATUS: Final = Column("Status", ".status.status")
+MESSAGES: Final = (
+    Column("Active", ".status.countDetails.activeMessageCount", "integer"),
+    Column("DLQ", ".status.countDetails.deadLetterMessageCount", "integer"),
+)
+MESSAGE: Final = Column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1)
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+def _unchanged(field: str, advice: str) -> Rule:
+    """Return a rule for an optional field, which may be neither added nor dropped nor changed."""
+    return Rule(
+        "spec",
+        f"has(self.{field}) == has(oldSelf.{field})"
+        f" && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        f"{field} cannot be changed: {advice}",
+        field,
+    )
+
+
+def _fixed(field: str) -> Rule:
+    """Return a rule for a field with a default, which is never absent."""
+    return Rule(
+        "spec",
+        f"self.{field} == oldSelf.{field}",
+        f"{field} cannot be changed: create another entity and set forwardTo of this one to it",
+        field,
+    )
+
+
+def _without(field: str, message: str, path: str = "spec") -> Rule:
+    return Rule(path, f"!has(self.{field})", message, field)
+
+
+MOVE: Final = "create another resource and move the messages by forwardTo"
+OWNER: Final = (
+    Rule(
+        "spec.owner",
+        "self.name == oldSelf.name && has(self.__namespace__) == has(oldSelf.__namespace__)"
+        " && (!has(self.__namespace__) || self.__namespace__ == oldSelf.__namespace__)",
+        f"owner cannot be changed: {MOVE}",
+    ),
+    _unchanged("entityName", MOVE),
+)
+STORED: Final = (
+    Rule(
+        "spec",
+        "!(self.requiresSession && has(self.forwardTo))",
+        "an entity with sessions cannot forward its messages: leave out forwardTo, or set"
+        " requiresSession to false",
+        "forwardTo",
+    ),
+)
+NAME_ON_THE_BUS: Final = "(has(self.spec.entityName) ? self.spec.entityName : self.metadata.name)"
+ENTITY_NAME_PARTS: Final = Rule(
+    "spec",
+    "!has(self.entityName) || (!self.entityName.contains('//')"
+    " && !self.entityName.lowerAscii().contains('/subscriptions/'))",
+    "entityName has no empty part and does not look like the path of a subscription",
+    "entityName",
+)
+
+
+def _not_itself(field: str) -> Rule:
+    return Rule(
+        "",
+        f"!has(self.spec.{field})"
+        f" || self.spec.{field}.lowerAscii() != {NAME_ON_THE_BUS}.lowerAscii()",
+        f"{field} names the queue itself: name another queue or topic",
+        f"spec.{field}",
+    )
+
+
+def _not_its_topic(field: str) -> Rule:
+    return Rule(
+        "spec",
+        f"!has(self.{field}) || self.{field}.lowerAscii() != self.owner.name.lowerAscii()",
+        f"{field} names the subscription's own topic: name another queue or topic",
+        field,
+    )
+
+
+OVERRIDES: Final[dict[str, dict[str, Any]]] = {
+    # The tier decides the default: 256 in Standard, where it cannot be set, 1024 in Premium.
+    "maxMessageSizeInKilobytes": {"minimum": 1024, "default": None},
+    # CEL cannot see maps of values without a type, and these have several.
+    "correlationFilter": {"minProperties": 1},
+    "properties": {"minProperties": 1},
+    "maxSizeInMegabytes": {"minimum": None, "maximum": None, "enum": list(PREMIUM_SIZES_MB)},
+}
+"""Fields whose schema is stricter than their model, which knows the tier -> words of the schema;
+None: the word is left out."""
+
+STANDARD_PARTITIONS: Final = LIMITS[Sku.STANDARD].partition_count
+PARTITIONS: Final = (
+    f"(self.sku.name != 'Premium' ? {STANDARD_PARTITIONS} : has(self.premiumMessagingPartitions)"
+    f" ? self.premiumMessagingPartitions : {STANDARD_PARTITIONS})"
+)
+"""Of a Premium namespace that does not say its number it is known later: 1, or 16 if it was a
+Standard one."""
+
+OPERATOR_SPEC: Final = "spec.operatorSpec"
+STORE: Final = f"{OPERATOR_SPEC}.storage.stores[]"
+NAMESPACE_RULES: Final = (
+    _unchanged("entityName", "create another Namespace"),
+    _unchanged(
+        "premiumMessagingPartitions",
+        "the number of partitions is fixed when the bus is created; create another Namespace",
+    ),
+    Rule(
+        "spec",
+        "!has(self.premiumMessagingPartitions) || self.sku.name == 'Premium'",
+        "only Premium can set its partitions; Basic and Standard have 16: leave the field out",
+        "premiumMessagingPartitions",
+    ),
+    Rule(
+        "spec.sku",
+        "oldSelf.name != 'Premium' || self.name == 'Premium'",
+        "Premium cannot be left: create another Namespace",
+        "name",
+    ),
+    Rule(
+        "spec.sku",
+        "!has(self.tier) || self.tier == self.name",
+        "tier must equal the sku's name: leave it out",
+        "tier",
+    ),
+    Rule(
+        "spec.sku",
+        "!has(self.capacity) || self.name == 'Premium'",
+        "only Premium has a capacity: leave the field out",
+        "capacity",
+    ),
+    Rule(
+        "spec",
+        "!self.disableLocalAuth",
+        "signing in without a key is not available yet: leave the field out",
+        "disableLocalAuth",
+    ),
+    _without("alternateName", "an alternate name is not available yet: leave the field out"),
+    Rule(
+        "spec",
+        f"self.operatorSpec.brokers <= {PARTITIONS}",
+        "set at most one broker for each partition",
+        "operatorSpec.brokers",
+    ),
+    Rule(
+        "spec",
+        f"size(self.operatorSpec.storage.stores) <= {PARTITIONS}",
+        "set at most one store for each partition",
+        "operatorSpec.storage.stores",
+    ),
+    Rule(
+        f"{OPERATOR_SPEC}.allowedNamespaces",
+        "has(self.selector) == (self.from == 'Selector')",
+        "set selector together with from: Selector, and only then",
+        "selector",
+    ),
+    Rule(
+        f"{OPERATOR_SPEC}.allowedNamespaces.selector.matchExpressions[]",
+        "(has(self.values) && size(self.values) > 0) == (self.operator in ['In', 'NotIn'])",
+        "In and NotIn need values; Exists and DoesNotExist have none",
+        "values",
+    ),
+    Rule(
+        f"{OPERATOR_SPEC}.storage",
+        "self.stores.map(store, store.name) == oldSelf.stores.map(store, store.name)",
+        "number, names and order of stores are fixed when the bus is created: create another"
+        " Namespace",
+        "stores",
+    ),
+    Rule(STORE, "has(self.postgres) != has(self.managed)", "set either postgres or managed"),
+    Rule(
+        STORE,
+        "has(self.managed) == has(oldSelf.managed)",
+        "a store stays managed or not: create another Namespace and move the messages",
+    ),
+    Rule(
+        f"{STORE}.managed",
+        "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
+        "a volume cannot shrink: set the former size or more",
+        "size",
+    ),
+    Rule(
+        f"{STORE}.managed",
+        "has(self.storageClassName) == has(oldSelf.storageClassName)"
+        " && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
+        "the storage class of a volume cannot be changed: create another Namespace",
+        "storageClassName",
+    ),
+    Rule(
+        f"{OPERATOR_SPEC}.podTemplate.env[]",
+        "!(has(self.value) && has(self.valueFrom))",
+        "set either value or valueFrom",
+    ),
+    Rule(
+        f"{OPERATOR_SPEC}.podTemplate.env[].valueFrom",
+        "has(self.secretKeyRef) != has(self.configMapKeyRef)",
+        "set either secretKeyRef or configMapKeyRef",
+    ),
+    Rule(
+        f"{OPERATOR_SPEC}.service",
+        "!has(self.loadBalancerClass) || self.type == 'LoadBalancer'",
+        "loadBalancerClass needs type: LoadBalancer",
+        "loadBalancerClass",
+    ),
+    Rule(
+        f"{OPERATOR_SPEC}.tls",
+        "!(has(self.secretName) && has(self.issuerRef))",
+        "set either secretName or issuerRef",
+    ),
+)
+FILTER_RULES: Final = (
+    Rule(
+        "spec.rules[]",
+        "has(self.filterType) && self.filterType in ['TrueFilter', 'FalseFilter']"
+        " ? !has(self.correlationFilter)"
+        " : has(self.sqlFilter) != has(self.correlationFilter)",
+        "set either sqlFilter or correlationFilter; TrueFilter and FalseFilter need neither",
+    ),
+    Rule(
+        "spec.rules[]",
+        "!has(self.filterType) || (self.filterType != 'SqlFilter' || has(self.sqlFilter))"
+        " && (self.filterType != 'CorrelationFilter' || has(self.correlationFilter))",
+        "filterType must name the filter that the rule has: leave it out",
+        "filterType",
+    ),
+    Rule(
+        "spec.rules[]",
+        "!has(self.filterType) || !has(self.sqlFilter)"
+        " || self.filterType != 'TrueFilter' && self.filterType != 'FalseFilter'"
+        " || self.sqlFilter.sqlExpression == (self.filterType == 'TrueFilter' ? '1=1' : '1=0')",
+        "a TrueFilter has no other filter than 1=1, a FalseFilter no other than 1=0: leave out"
+        " sqlFilter",
+        "sqlFilter",
+    ),
+)
+
+
+# --- kinds --------------------------------------------------------------------------------------
+
+KINDS: Final = (
+    Kind(
+        "Namespace",
+        "busnamespaces",
+        "sbns",
+        NamespaceDocument,
+        NamespaceSpec,
+        NamespaceStatus,
+        (
+            *READY,
+            Column("SKU", ".spec.sku.name"),
+            Column("Partitions", ".status.readyPartitions", "integer"),
+            Column("Brokers", ".status.readyBrokers", "integer"),
+            Column("Version", ".status.version", priority=1),
+            Column("Endpoint", ".status.serviceBusEndpoint", priority=1),
+            MESSAGE,
+            AGE,
+        ),
+        NAMESPACE_RULES,
+        has_scale=True,
+    ),
+    Kind(
+        "Queue",
+        "queues",
+        "sbq",
+        QueueDocument,
+        QueueSpec,
+        QueueStatus,
+        (
+            *READY,
+            Column("Bus", ".spec.owner.name"),
+            STATUS,
+            *MESSAGES,
+            Column("Session", ".spec.requiresSession", "boolean", 1),
+            Column("Lock", ".spec.lockDuration", priority=1),
+            Column("TTL", ".spec.defaultMessageTimeToLive", priority=1),
+            MESSAGE,
+            AGE,
+        ),
+        (
+            *OWNER,
+            ENTITY_NAME_PARTS,
+            _fixed("requiresSession"),
+            _fixed("requiresDuplicateDetection"),
+            _fixed("enablePartitioning"),
+            *STORED,
+            _not_itself("forwardTo"),
+            _not_itself("forwardDeadLetteredMessagesTo"),
+        ),
+    ),
+    Kind(
+        "Topic",
+        "topics",
+        "sbt",
+        TopicDocument,
+        TopicSpec,
+        TopicStatus,
+        (
+            *READY,
+            Column("Bus", ".spec.owner.name"),
+            STATUS,
+            Column("Subs", ".status.subscriptionCount", "integer"),
+            Column("Size", ".status.sizeInBytes", "integer", 1),
+            MESSAGE,
+            AGE,
+        ),
+        (
+            *OWNER,
+            ENTITY_NAME_PARTS,
+            _fixed("requiresDuplicateDetection"),
+            _fixed("enablePartitioning"),
+            _without(
+                "history",
+                "a topic stores no messages: give its subscriptions a history",
+                OPERATOR_SPEC,
+            ),
+        ),
+    ),
+    Kind(
+        "Subscription",
+        "subscriptions",
+        "sbsub",
+        SubscriptionDocument,
+        SubscriptionSpec,
+        SubscriptionStatus,
+        (
+            *READY,
+            Column("Topic", ".spec.owner.name"),
+            STATUS,
+            *MESSAGES,
+            Column("Rules", ".status.ruleCount", "integer", 1),
+            Column("ForwardTo", ".spec.forwardTo", priority=1),
+            MESSAGE,
+            AGE,
+        ),
+        (
+            *OWNER,
+            _fixed("requiresSession"),
+            *STORED,
+            _not_its_topic("forwardTo"),
+            _not_its_topic("forwardDeadLetteredMessagesTo"),
+            Rule(
+                "",
+                "has(self.spec.entityName) || self.metadata.name.size() <= 50",
+                "the name of a subscription has at most 50 characters: set spec.entityName",
+                "spec.entityName",
+            ),
+            Rule(
+                "spec",
+                "!self.isClientAffine",
+                "subscriptions of one client are not available yet: leave the field out",
+                "isClientAffine",
+            ),
+            _without(
+                "clientAffineProperties",
+                "subscriptions of one client are not available yet: leave the field out",
+            ),
+            *FILTER_RULES,
+        ),
+    ),
+)

@@ -1,0 +1,198 @@
+"""A Kubernetes API server on etcd, both on loopback, without nodes and controllers.
+
+Its programs come from `make kube-tools`, or from `POSTBUS_KUBE_BIN`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+BIN: Final = Path(os.environ.get("POSTBUS_KUBE_BIN", ROOT / "e2e" / ".cache" / "bin"))
+TOKEN: Final = "token-of-the-tests"
+START_S: Final = 120.0
+"""Limit of a start, for a machine under load; it takes 10 s."""
+
+APPLY: Final = "application/apply-patch+yaml"
+
+
+class ApiError(Exception):
+    """An answer above 400. `message` is for people."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """A running server; whoever has the token may do everything."""
+
+    url: str
+    folder: Path
+
+    def request(
+        self, method: str, path: str, body: object = None, content: str = "application/json"
+    ) -> Any:
+        """Return the JSON of an answer; raises `ApiError`."""
+        asked = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": content},
+        )
+        try:
+            with urllib.request.urlopen(asked, context=_unverified(), timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode()
+            try:
+                said = json.loads(text)["message"]
+            except (ValueError, KeyError):
+                said = text
+            raise ApiError(error.code, said) from None
+
+    def apply(self, path: str, wanted: dict[str, Any], *, is_dry: bool = False) -> Any:
+        """Apply an object on the server's side; unknown fields are errors."""
+        query = "?fieldManager=tests&force=true&fieldValidation=Strict" + "&dryRun=All" * is_dry
+        return self.request("PATCH", path + query, wanted, APPLY)
+
+    def kubeconfig(self) -> Path:
+        """Return a file for kubectl and clients."""
+        path = self.folder / "kubeconfig"
+        path.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "tests",
+                    "clusters": [
+                        {
+                            "name": "tests",
+                            "cluster": {"server": self.url, "insecure-skip-tls-verify": True},
+                        }
+                    ],
+                    "users": [{"name": "tests", "user": {"token": TOKEN}}],
+                    "contexts": [
+                        {"name": "tests", "context": {"cluster": "tests", "user": "tests"}}
+                    ],
+                }
+            )
+        )
+        return path
+
+
+def missing_programs() -> list[str]:
+    """Return the programs that are not there."""
+    return [name for name in ("etcd", "kube-apiserver", "kubectl") if not (BIN / name).exists()]
+
+
+@contextmanager
+def api_server() -> Iterator[ApiServer]:
+    """Run a server until the context ends; nothing of it stays."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="postbus-kube-")))
+        etcd, peer, port = _free_ports(3)
+        stack.enter_context(
+            _running(
+                folder / "etcd.log",
+                BIN / "etcd",
+                f"--data-dir={folder / 'etcd'}",
+                f"--listen-client-urls=http://127.0.0.1:{etcd}",
+                f"--advertise-client-urls=http://127.0.0.1:{etcd}",
+                f"--listen-peer-urls=http://127.0.0.1:{peer}",
+                "--unsafe-no-fsync",
+                "--log-level=error",
+            )
+        )
+        _write_keys(folder)
+        process = stack.enter_context(
+            _running(
+                folder / "kube-apiserver.log",
+                BIN / "kube-apiserver",
+                f"--etcd-servers=http://127.0.0.1:{etcd}",
+                "--bind-address=127.0.0.1",
+                f"--secure-port={port}",
+                f"--cert-dir={folder / 'certificates'}",
+                f"--token-auth-file={folder / 'tokens.csv'}",
+                "--authorization-mode=RBAC",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                f"--service-account-key-file={folder / 'service-account.pem'}",
+                f"--service-account-signing-key-file={folder / 'service-account.pem'}",
+                "--service-cluster-ip-range=10.96.0.0/16",
+                # Without nodes and controllers nobody makes the accounts it would wait for.
+                "--disable-admission-plugins=ServiceAccount",
+            )
+        )
+        server = ApiServer(f"https://127.0.0.1:{port}", folder)
+        _wait_until_ready(server, process)
+        yield server
+
+
+def _wait_until_ready(server: ApiServer, process: subprocess.Popen[bytes]) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            break
+        try:
+            server.request("GET", "/api/v1/namespaces/default")
+            return
+        except (ApiError, OSError):
+            time.sleep(0.1)
+    log = (server.folder / "kube-apiserver.log").read_text(errors="replace")
+    raise RuntimeError(f"kube-apiserver did not start: {log[-4_000:]}")
+
+
+def _unverified() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _write_keys(folder: Path) -> None:
+    key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+    (folder / "service-account.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    (folder / "tokens.csv").write_text(f'{TOKEN},tests,tests,"system:masters"\n')
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def _running(log: Path, program: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen([program, *arguments], stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
