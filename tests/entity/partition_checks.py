@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from postbus.entity.partition_state import PartitionState
+from postbus.entity.queues.message_order import MessageOrder
 from postbus.entity.queues.sub_queue import SubQueueState
 from postbus.entity.sessions.session_messages import SESSION_BYTES, SessionMessages
 from postbus.entity.sessions.session_queue import SessionQueue
@@ -33,9 +34,7 @@ def check_partition(state: PartitionState) -> None:
         loaded = [
             queued
             for queued in (
-                *sub.ready,
-                *sub.tail,
-                *(queued for _, queued in sub.returned),
+                *sub.order.messages(),
                 *sub.locks.values(),
                 *sub.doomed.values(),
             )
@@ -44,7 +43,7 @@ def check_partition(state: PartitionState) -> None:
         count += len(loaded)
         used += sum(queued.envelope.size_bytes for queued in loaded if queued.envelope)
         shared.update(queued.envelope.shared for queued in loaded if queued.envelope)
-        _check_order(sub)
+        _check_places(sub)
     for body, holders in shared.items():
         if body is not None:
             assert body.holders == holders
@@ -70,7 +69,7 @@ def check_sessions(queue: SessionQueue) -> int:
             "an open session without reason"
         )
         assert session in queue.held or not session.locks
-        assert not session.tail
+        assert not session.order._tail
         assert list(session.consumers.values()) == (
             [] if session.holder is None else [session.holder]
         )
@@ -105,14 +104,24 @@ def _deferred_keys(sub: SubQueueState) -> Iterator[int]:
             yield from dormant.values()
 
 
-def _check_order(sub: SubQueueState) -> None:
-    returned = sorted(key for key, _ in sub.returned)
-    backlog = list(sub.backlog[sub.backlog_head :])
-    ready = [queued.row_key for queued in sub.ready]
-    tail = [queued.row_key for queued in sub.tail]
-    order = returned + ready + backlog + tail
-    assert backlog or not tail
-    assert order == sorted(order)
+def check_order(order: MessageOrder) -> None:
+    """Assert the invariant of an order."""
+    returned = sorted(key for key, _ in order._returned)
+    ready = [queued.row_key for queued in order._ready]
+    backlog = list(order._backlog[order._head :])
+    tail = [queued.row_key for queued in order._tail]
+    keys = returned + ready + backlog + tail
+    assert keys == sorted(set(keys))
+    assert backlog or not (tail or order._backlog or order._head)
+    assert order._head <= len(order._backlog) // 2, "keys that were used are kept"
+    assert all(row_key == queued.row_key for row_key, queued in order._returned)
+    assert all(queued.envelope is not None for queued in (*order._ready, *order._tail))
+    stubs = {key: queued for key, queued in order._returned if queued.envelope is None}
+    assert stubs == order._stubs
+
+
+def _check_places(sub: SubQueueState) -> None:
+    check_order(sub.order)
     keys = Counter(sub.row_keys())
     assert all(times == 1 for times in keys.values()), "a message is in two places"
     assert len(keys) == sub.live or isinstance(sub, SessionMessages)
@@ -120,9 +129,7 @@ def _check_order(sub: SubQueueState) -> None:
         assert sub.attempts.keys() <= keys.keys(), "attempts of what is gone are kept"
         deferred = set(_deferred_keys(sub))
         assert sub.deferred_sections.keys() <= deferred, "properties of what is gone are kept"
-    stubs = {key for key, queued in sub.returned if queued.envelope is None}
-    assert stubs == set(sub.stubs)
-    assert all(queued.token is None for _, queued in sub.returned)
+    assert all(queued.token is None for queued in sub.order.messages())
     assert all(token == queued.token for token, queued in sub.locks.items())
     assert [c.is_waiting for c in sub.waiting] == [True] * len(sub.waiting)
     if not isinstance(sub, SessionQueue):

@@ -7,11 +7,6 @@ number of a dead letter, the session of a message, the size of one that is not l
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections import deque
-from enum import Enum
-from heapq import heapify
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from postbus.entity.commands import Refusal, Refused, StoredRow, SubQueue
@@ -35,16 +30,6 @@ LEAVING: Final = Refused(Refusal.BUSY, "the message is about to be dead-lettered
 UNSTORED: Final = Refused(Refusal.BUSY, "the message is being stored")
 
 
-class Spot(Enum):
-    """Where in a sub-queue a message lies that may be taken out."""
-
-    RETURNED = 0
-    READY = 1
-    BACKLOG = 2
-    TAIL = 3
-    DEFERRED = 4
-
-
 class Choice(NamedTuple):
     """A message that may be taken. `place` is a sub-queue or a session.
 
@@ -54,7 +39,7 @@ class Choice(NamedTuple):
     number: int
     row_key: int
     place: SubQueueState
-    spot: Spot
+    is_deferred: bool
     message: QueuedMessage | None
     row: StoredRow | None
 
@@ -131,12 +116,12 @@ def _locate(
     """Return the place of each key that is here. Shape of `by_key`: row key -> number."""
     spots: dict[int, Choice | Refused] = {}
 
-    def note(spot: Spot, row_key: int, message: QueuedMessage | None) -> None:
+    def note(row_key: int, message: QueuedMessage | None, *, is_deferred: bool = False) -> None:
         number, row = by_key[row_key], rows.get(row_key)
         if row is None and (message is None or message.envelope is None):
             spots[number] = UNSTORED
         else:
-            spots[number] = Choice(number, row_key, place, spot, message, row)
+            spots[number] = Choice(number, row_key, place, is_deferred, message, row)
 
     for message in place.locks.values():
         if message.row_key in by_key:
@@ -144,21 +129,14 @@ def _locate(
     for row_key in place.doomed:
         if row_key in by_key:
             spots[by_key[row_key]] = LEAVING
-    for spot, messages in (
-        (Spot.RETURNED, (message for _, message in place.returned)),
-        (Spot.READY, place.ready),
-        (Spot.TAIL, place.tail),
-    ):
-        for message in messages:
-            if message.row_key in by_key:
-                note(spot, message.row_key, message)
-    backlog = place.backlog
+    for message in place.order.messages():
+        if message.row_key in by_key:
+            note(message.row_key, message)
     for row_key, number in by_key.items():
         if place.deferred.get(number) == row_key:
-            note(Spot.DEFERRED, row_key, None)
-        at = bisect_left(backlog, row_key, place.backlog_head)
-        if at < len(backlog) and backlog[at] == row_key:
-            note(Spot.BACKLOG, row_key, None)
+            note(row_key, None, is_deferred=True)
+        elif number not in spots and place.order.is_absent(row_key):
+            note(row_key, None)
     return spots
 
 
@@ -171,8 +149,11 @@ def take(choices: Sequence[Choice], how: Settling) -> None:
     for choice in choices:
         places.setdefault(choice.place, []).append(choice)
     for place, chosen in places.items():
-        _cut_out(place, chosen)
+        place.order.cut({choice.row_key for choice in chosen if not choice.is_deferred})
         for choice in chosen:
+            if choice.is_deferred:
+                del place.deferred[choice.number]
+                place.deferred_sections.pop(choice.row_key, None)
             place.attempts.pop(choice.row_key, None)
             row, message = choice.row, choice.message
             if message is None:
@@ -183,41 +164,3 @@ def take(choices: Sequence[Choice], how: Settling) -> None:
                 is_stored = row is not None
                 place.settle_row(choice.row_key, message.enqueued_ms, how, is_stored=is_stored)
                 place.ledger.leave(message)
-        place.promote_tail()
-
-
-def _cut_out(place: SubQueueState, chosen: list[Choice]) -> None:
-    """Take messages out of the order; the others keep their places."""
-    spots: dict[Spot, set[int]] = {}
-    for choice in chosen:
-        spots.setdefault(choice.spot, set()).add(choice.row_key)
-        if choice.spot is Spot.DEFERRED:
-            del place.deferred[choice.number]
-            place.deferred_sections.pop(choice.row_key, None)
-    gone = spots.get(Spot.RETURNED)
-    if gone:
-        place.returned = [each for each in place.returned if each[0] not in gone]
-        heapify(place.returned)
-        for row_key in gone:
-            place.stubs.pop(row_key, None)
-    gone = spots.get(Spot.READY)
-    if gone:
-        place.ready = deque(each for each in place.ready if each.row_key not in gone)
-    gone = spots.get(Spot.TAIL)
-    if gone:
-        place.tail = deque(each for each in place.tail if each.row_key not in gone)
-    gone = spots.get(Spot.BACKLOG)
-    if gone:
-        _cut_backlog(place, gone)
-
-
-def _cut_backlog(place: SubQueueState, gone: set[int]) -> None:
-    """Copy what lies between; a million keys cost two milliseconds."""
-    backlog = place.backlog
-    positions = [bisect_left(backlog, row_key, place.backlog_head) for row_key in sorted(gone)]
-    kept = array("q")
-    start = positions[0]
-    for position in positions:
-        kept.extend(backlog[start:position])
-        start = position + 1
-    backlog[positions[0] : positions[-1] + 1] = kept

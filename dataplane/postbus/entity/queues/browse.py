@@ -7,11 +7,8 @@ but not known is deleted by an outcome under way; a key without a row is not com
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections import deque
-from heapq import heapify, nsmallest
+from heapq import nsmallest
 from itertools import chain, islice
-from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from postbus.entity.commands import (
@@ -46,8 +43,6 @@ SCAN_KEYS = 1_000
 
 PEEK_READ_FACTOR = 4
 """Factor by which a peek reads more than its reply holds, in case the first messages are small."""
-
-row_key_of = attrgetter("row_key")
 
 Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
 """(number, row key, state, the message if it is an object)."""
@@ -120,7 +115,7 @@ def entries_from(
     if state is None or state is MessageState.ACTIVE:
         entries += _in_order_from(sub, from_sequence, limit)
     if state is not MessageState.SCHEDULED:
-        unordered = (entry for entry in _out_of_order(sub) if entry[0] >= from_sequence)
+        unordered = (entry for entry in _entries_out_of_order(sub) if entry[0] >= from_sequence)
         wanted = (entry for entry in unordered if state is None or entry[2] is state)
         entries += nsmallest(limit, wanted, key=number_of_entry)
         if state is not MessageState.ACTIVE:
@@ -130,23 +125,16 @@ def entries_from(
 
 def _in_order_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Entry]:
     active = MessageState.ACTIVE
-    first_key = sub.numbering.key_from(from_sequence)
-    entries: list[Entry] = []
-    for source in (sub.ready, sub.tail):
-        start = bisect_left(source, first_key, key=row_key_of)
-        entries += [
-            (message.sequence, message.row_key, active, message)
-            for message in islice(source, start, start + limit)
-        ]
-    start = bisect_left(sub.backlog, first_key, sub.backlog_head)
     number_of = sub.numbering.number_of
-    entries += [(number_of(key), key, active, None) for key in sub.backlog[start : start + limit]]
-    return entries
+    return [
+        (number_of(row_key) if message is None else message.sequence, row_key, active, message)
+        for row_key, message in sub.order.first(limit, sub.numbering.key_from(from_sequence))
+    ]
 
 
-def _out_of_order(sub: SubQueueState) -> Iterator[Entry]:
+def _entries_out_of_order(sub: SubQueueState) -> Iterator[Entry]:
     active, deferred = MessageState.ACTIVE, MessageState.DEFERRED
-    for message in objects_out_of_order(sub):
+    for message in out_of_order(sub):
         state = deferred if message.is_deferred else active
         yield message.sequence, message.row_key, state, message
 
@@ -177,8 +165,9 @@ def number_of_entry(entry: Entry) -> int:
     return entry[0]
 
 
-def objects_out_of_order(sub: SubQueueState) -> Iterator[QueuedMessage]:
-    return chain((message for _, message in sub.returned), sub.locks.values(), sub.doomed.values())
+def out_of_order(sub: SubQueueState) -> Iterator[QueuedMessage]:
+    """Yield the messages that are locked or about to be dead-lettered."""
+    return chain(sub.locks.values(), sub.doomed.values())
 
 
 def _peek_kept(
@@ -192,8 +181,7 @@ def _peek_kept(
     if found is None:
         return Needs(numbers=[(entity_no, sub.kind, command.from_sequence, limit)])
     objects = {
-        message.row_key: message
-        for message in chain(sub.ready, sub.tail, objects_out_of_order(sub))
+        message.row_key: message for message in chain(sub.order.messages(), out_of_order(sub))
     }
     messages: list[PeekedMessage] = []
     total_bytes = 0
@@ -201,7 +189,7 @@ def _peek_kept(
         message = objects.get(row.row_key)
         assert row.sequence is not None
         is_deferred = sub.deferred.get(row.sequence) == row.row_key
-        if message is None and not is_deferred and not _is_in_backlog(sub, row.row_key):
+        if message is None and not is_deferred and not sub.order.is_absent(row.row_key):
             continue
         if message is not None:
             is_deferred = message.is_deferred
@@ -221,11 +209,6 @@ def _peek_kept(
     if not messages and found and found[-1].sequence is not None:  # none of these is here any more
         return Needs(numbers=[(entity_no, sub.kind, found[-1].sequence + 1, limit)])
     return Peeked(messages)
-
-
-def _is_in_backlog(sub: SubQueueState, row_key: int) -> bool:
-    position = bisect_left(sub.backlog, row_key, sub.backlog_head)
-    return position < len(sub.backlog) and sub.backlog[position] == row_key
 
 
 # --- deferred messages ----------------------------------------------------------------------------
@@ -350,35 +333,16 @@ def delete_messages(
     """Delete the oldest messages that are neither locked nor deferred."""
     limit = min(command.limit, sub.context.limits.max_delete_count)
     bound_ms = bound_of(command, sub.context)
-    in_front = sum(
-        message.enqueued_ms <= bound_ms
-        for message in chain((message for _, message in sub.returned), sub.ready)
-    )
+    in_front = sum(message.enqueued_ms <= bound_ms for message in sub.order.front())
     scan = array("q")
     if in_front < limit:
-        head = sub.backlog_head
-        scan = sub.backlog[head : head + paging.readable(sub.entity, limit - in_front + SCAN_KEYS)]
+        scan = sub.order.next_keys(paging.readable(sub.entity, limit - in_front + SCAN_KEYS))
     if scan and found is None:
         return Needs(row_keys=list(scan))
-    deleted = 0
-    kept_returned: list[tuple[int, QueuedMessage]] = []
-    for row_key, message in sorted(sub.returned, key=lambda pair: pair[0]):
-        if deleted < limit and message.enqueued_ms <= bound_ms:
-            sub.stubs.pop(row_key, None)
-            sub.remove(message, Settling.PURGED)
-            deleted += 1
-        else:
-            kept_returned.append((row_key, message))
-    heapify(kept_returned)
-    sub.returned = kept_returned
-    sub.ready, count = _delete_loaded(sub, sub.ready, limit - deleted, bound_ms)
-    deleted += count
+    deleted = _delete_in_front(sub, limit, bound_ms)
     if scan:
         deleted += _delete_paged(sub, scan, found or (), limit - deleted, bound_ms)
-    if deleted < limit and sub.backlog_head == len(sub.backlog):
-        sub.tail, count = _delete_loaded(sub, sub.tail, limit - deleted, bound_ms)
-        deleted += count
-    sub.promote_tail()
+        deleted += _delete_in_front(sub, limit - deleted, bound_ms)  # the tail, if none is left
     return MessagesDeleted(deleted)
 
 
@@ -388,18 +352,13 @@ def bound_of(command: DeleteMessages, context: ApplyContext) -> int:
     return context.now_ms if bound_ms is None else bound_ms
 
 
-def _delete_loaded(
-    sub: SubQueueState, messages: deque[QueuedMessage], limit: int, bound_ms: int
-) -> tuple[deque[QueuedMessage], int]:
-    kept: deque[QueuedMessage] = deque()
-    deleted = 0
-    for message in messages:
-        if deleted < limit and message.enqueued_ms <= bound_ms:
-            sub.remove(message, Settling.PURGED)
-            deleted += 1
-        else:
-            kept.append(message)
-    return kept, deleted
+def _delete_in_front(sub: SubQueueState, limit: int, bound_ms: int) -> int:
+    old = (message for message in sub.order.front() if message.enqueued_ms <= bound_ms)
+    chosen = list(islice(old, limit))
+    sub.order.cut({message.row_key for message in chosen})
+    for message in chosen:
+        sub.remove(message, Settling.PURGED)
+    return len(chosen)
 
 
 def _delete_paged(
@@ -411,17 +370,11 @@ def _delete_paged(
 ) -> int:
     """Delete messages of which only the key is in memory; rows not committed yet stay."""
     rows = {row.row_key: row for row in found}
-    kept = array("q")
-    deleted = 0
-    for row_key in scan:
-        row = rows.get(row_key)
-        if row is None or deleted == limit or row.enqueued_ms > bound_ms:
-            kept.append(row_key)
-            continue
-        deleted += 1
-        sub.settle_row(row_key, row.enqueued_ms, Settling.PURGED)
-        sub.attempts.pop(row_key, None)
+    old = (rows[row_key] for row_key in scan if row_key in rows)
+    chosen = list(islice((row for row in old if row.enqueued_ms <= bound_ms), limit))
+    sub.order.cut({row.row_key for row in chosen})
+    for row in chosen:
+        sub.settle_row(row.row_key, row.enqueued_ms, Settling.PURGED)
+        sub.attempts.pop(row.row_key, None)
         sub.ledger.leave_unloaded(row.envelope.size_bytes)
-    head = sub.backlog_head
-    sub.backlog[head : head + len(scan)] = kept
-    return deleted
+    return len(chosen)

@@ -7,8 +7,6 @@ a waiting receiver may always load one message, else a message above the budget 
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
@@ -37,26 +35,25 @@ Our choice: half a fetch."""
 
 def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> None:
     """Load what waiting receivers take at once and what has room; keep keys of the rest."""
-    window = sub.context.window
-    is_paged = sub.backlog_count > 0
+    window, order = sub.context.window, sub.order
     demand = 0
-    if sub.waiting and not is_paged and not sub.returned:
+    if sub.waiting and not order.has_absent:
         demand = sum(consumer.limit - consumer.delivered for consumer in sub.waiting)
-        demand -= len(sub.ready)
+        demand -= order.front_count
     room_bytes = window.room_bytes(is_wanted=bool(sub.waiting))
-    target = sub.tail if is_paged else sub.ready
     for index, message in enumerate(arrived):
         envelope = message.envelope
         assert envelope is not None
         cost = envelope.size_bytes + MESSAGE_OVERHEAD_BYTES
         if demand <= 0 and (cost > room_bytes or window.count >= WINDOW_MESSAGES):
+            order.extend(arrived[:index])
             evict_tail(sub)
-            sub.backlog.extend(message.row_key for message in arrived[index:])
+            order.append_keys([message.row_key for message in arrived[index:]])
             return
-        target.append(message)
         sub.ledger.load(envelope)
         room_bytes -= cost
         demand -= 1
+    order.extend(arrived)
 
 
 # --- unloading ------------------------------------------------------------------------------------
@@ -74,30 +71,20 @@ def unload(sub: SubQueueState, message: QueuedMessage) -> None:
 
 def evict_tail(sub: SubQueueState) -> None:
     """Keep only the keys of what is newer than the backlog."""
-    if sub.tail:
-        sub.backlog.extend(_forgotten(sub, sub.tail))
-        sub.tail.clear()
+    _forget(sub, sub.order.unload_tail())
 
 
 def evict_ready(sub: SubQueueState) -> None:
     """Keep only the keys of the ready messages, in front of the backlog."""
-    if sub.ready:
-        keys = array("q", _forgotten(sub, sub.ready))
-        sub.ready.clear()
-        keys.extend(sub.backlog[sub.backlog_head :])
-        sub.backlog = keys
-        sub.backlog_head = 0
+    _forget(sub, sub.order.unload_ready())
 
 
-def _forgotten(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> list[int]:
-    row_keys: list[int] = []
+def _forget(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> None:
     for message in messages:
         assert message.envelope is not None
         sub.ledger.unload(message.envelope)
-        row_keys.append(message.row_key)
         if message.failures:
             sub.attempts[message.row_key] = message.failures
-    return row_keys
 
 
 def shed(sub: SubQueueState) -> None:
@@ -110,10 +97,10 @@ def shed(sub: SubQueueState) -> None:
     if window.is_over:
         evict_ready(sub)
     if window.is_over:
-        for row_key, message in sub.returned:
+        for message in sub.order.returned():
             if message.envelope is not None:
                 unload(sub, message)
-                sub.stubs[row_key] = message
+                sub.order.note_unloaded(message)
 
 
 def _unload_locked(sub: SubQueueState) -> None:
@@ -140,9 +127,7 @@ def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
 
 def fetch_if_low(sub: SubQueueState) -> None:
     """Fetch rows when there are receivers and few loaded messages."""
-    if sub.fetch_keys is not None or not sub.consumers:
-        return
-    if sub.stubs or (sub.backlog_head < len(sub.backlog) and len(sub.ready) < sub.low_water):
+    if sub.fetch_keys is None and sub.consumers and sub.order.wants_rows(sub.low_water):
         fetch(sub)
 
 
@@ -159,19 +144,20 @@ def readable(entity: EntityState, count: int, most_bytes: int = READ_BYTES) -> i
 
 def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
     """Return the keys of at most `limit` rows to be read next."""
+    order = sub.order
     row_keys = sorted(sub.doomed)[:limit]
     if sub.consumers:
-        if sub.stubs:
-            row_keys += sorted(sub.stubs)[: limit - len(row_keys)]
+        stub_keys = order.stub_keys(limit - len(row_keys))
+        if stub_keys:
+            row_keys += stub_keys
             if _affordable(sub, len(row_keys)) < len(row_keys):
                 evict_ready(sub)  # what returned comes first
-        count = min(limit - len(row_keys), sub.backlog_count)
+        count = min(limit - len(row_keys), order.backlog_count)
         if count:
             count = min(count, _affordable(sub, count))
-            if count <= 0 and not row_keys and sub.waiting and not sub.ready:
+            if count <= 0 and not row_keys and sub.waiting and not order.front_count:
                 count = 1
-            head = sub.backlog_head
-            row_keys += sub.backlog[head : head + max(count, 0)]
+            row_keys += order.next_keys(count)
     return row_keys
 
 
@@ -192,13 +178,13 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
 
     Not more than may be read at a time.
     """
-    row_keys: list[int] = []
-    for row_key, message in sorted(sub.returned, key=lambda pair: pair[0])[:wanted]:
-        if message.envelope is None:
-            row_keys.append(row_key)
-    wanted -= len(sub.returned) + len(sub.ready)
-    if wanted > 0:
-        row_keys += sub.backlog[sub.backlog_head : sub.backlog_head + wanted]
+    if not sub.order.has_absent:
+        return []
+    row_keys = [
+        row_key
+        for row_key, message in sub.order.first(wanted)
+        if message is None or message.envelope is None
+    ]
     return row_keys[: readable(sub.entity, FETCH_KEYS)]
 
 
@@ -210,7 +196,8 @@ def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
     by_key = {row.row_key: row for row in rows}
     for row_key in sub.fetch_keys or ():
         if row_key not in by_key:
-            assert not _holds_key(sub, row_key), f"row {row_key} of a live message is not stored"
+            assert not sub.order.is_absent(row_key), f"row {row_key} of a message is not stored"
+            assert row_key not in sub.doomed, f"row {row_key} of a message is not stored"
     for row_key in [row_key for row_key in by_key if row_key in sub.doomed]:
         doomed = sub.doomed.pop(row_key)
         load(sub, doomed, by_key.pop(row_key))
@@ -236,29 +223,30 @@ def hand_out(sub: SubQueueState, rows: deque[StoredRow]) -> None:
 
 def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
     """Load, in key order, rows that are wanted, are still here and have room; return how many."""
-    window = sub.context.window
+    window, order = sub.context.window, sub.order
     is_wanted = bool(sub.waiting)
+    keys = order.next_keys(len(rows))
+    loaded: list[QueuedMessage] = []
     count = 0
     while rows:
         row = rows[0]
         row_key = row.row_key
-        stub = sub.stubs.get(row_key)
-        is_next = sub.backlog_head < len(sub.backlog) and sub.backlog[sub.backlog_head] == row_key
-        if stub is not None or is_next:
+        is_next = len(loaded) < len(keys) and keys[len(loaded)] == row_key
+        stub = None if is_next else order.stub_of(row_key)
+        if is_next or stub is not None:
             cost = row.envelope.size_bytes + MESSAGE_OVERHEAD_BYTES
             if window.room_bytes(is_wanted=is_wanted) < cost and not _is_first(sub, row_key):
                 break
             count += 1
             if stub is not None:
-                del sub.stubs[row_key]
                 load(sub, stub, row)
+                order.note_loaded(stub)
             else:
-                sub.backlog_head += 1
                 envelope = sub.context.as_changed(row_key, row.envelope)
-                sub.ready.append(from_row(sub, row, envelope))
+                loaded.append(from_row(sub, row, envelope))
                 sub.ledger.load(envelope)
         rows.popleft()
-    _trim_backlog(sub)
+    order.load_next(loaded)
     return count
 
 
@@ -302,26 +290,5 @@ def from_row(sub: SubQueueState, row: StoredRow, envelope: Envelope) -> QueuedMe
 
 def _is_first(sub: SubQueueState, row_key: int) -> bool:
     """Return whether receivers wait for exactly this message: it is loaded whatever the budget."""
-    if not sub.waiting:
-        return False
-    if sub.returned:
-        return sub.returned[0][0] == row_key
-    return not sub.ready
-
-
-def _holds_key(sub: SubQueueState, row_key: int) -> bool:
-    if row_key in sub.stubs or row_key in sub.doomed:
-        return True
-    position = bisect_left(sub.backlog, row_key, sub.backlog_head)
-    return position < len(sub.backlog) and sub.backlog[position] == row_key
-
-
-def _trim_backlog(sub: SubQueueState) -> None:
-    """Free the used front of the array; promote the tail when nothing lies before it."""
-    if sub.backlog_head == len(sub.backlog):
-        sub.backlog = array("q")
-        sub.backlog_head = 0
-        sub.promote_tail()
-    elif sub.backlog_head > len(sub.backlog) // 2:
-        del sub.backlog[: sub.backlog_head]
-        sub.backlog_head = 0
+    oldest = sub.order.oldest() if sub.waiting else None
+    return oldest is not None and oldest[0] == row_key

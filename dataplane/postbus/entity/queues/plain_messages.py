@@ -70,7 +70,7 @@ class PlainMessages(SubQueueState):
             self.context.resumed[self.pump] = None
 
     def has_backlog(self) -> bool:
-        return bool(self.ready or self.returned or self.backlog_count)
+        return not self.order.is_empty
 
     # --- settlement -------------------------------------------------------------------------------
 

@@ -1,9 +1,6 @@
-"""One sub-queue: the order of its messages, its receivers, and deliveries to them.
+"""One sub-queue: its messages, its receivers, and deliveries to them.
 
-Available messages are in four collections, ordered by key: `returned` (had a lock before), `ready`
-(loaded), `backlog` (keys only) and `tail` (loaded, newer than the backlog). Every key of one is
-lower than every key of the next, therefore the lowest available message is at the front of the
-first that is not empty. Locked and deferred messages are in none of them.
+A message is available and in `order`, or in exactly one of `locks`, `deferred` and `doomed`.
 
 `locks`, `paging` and `expiry` are methods of this class in modules of their own: they and this one
 import each other's types, and none is understood without the others.
@@ -13,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from heapq import heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -38,6 +34,7 @@ from postbus.entity.outcomes import (
 )
 from postbus.entity.queues import locks, paging
 from postbus.entity.queues.ledger import Ledger
+from postbus.entity.queues.message_order import MessageOrder
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
@@ -87,8 +84,6 @@ class SubQueueState:
 
     __slots__ = (
         "attempts",
-        "backlog",
-        "backlog_head",
         "consumers",
         "context",
         "deferred",
@@ -103,11 +98,8 @@ class SubQueueState:
         "lock_timer_ms",
         "locks",
         "numbering",
-        "ready",
-        "returned",
+        "order",
         "session_until_ms",
-        "stubs",
-        "tail",
         "unsorted_until_ms",
         "waiting",
     )
@@ -131,12 +123,7 @@ class SubQueueState:
         self.context = context
         self.is_main = kind is SubQueue.ACTIVE
         self.session_until_ms = 0
-        self.ready: deque[QueuedMessage] = deque()
-        self.tail: deque[QueuedMessage] = deque()
-        self.backlog = array("q")
-        self.backlog_head = 0
-        self.returned: list[tuple[int, QueuedMessage]] = []
-        self.stubs: dict[int, QueuedMessage] = {}
+        self.order = MessageOrder()
         self.doomed: dict[int, QueuedMessage] = {}
         self.fetch_keys: list[int] | None = None
         self.locks: dict[bytes, QueuedMessage] = {}
@@ -152,17 +139,13 @@ class SubQueueState:
         self.ledger.restore(len(row_keys))
         if deferred:
             row_keys = array("q", (key for key in row_keys if key not in deferred))
-        self.backlog = row_keys
+        self.order.restore(row_keys)
         self.deferred = {number: key for key, number in deferred.items()}
 
     @property
     def live(self) -> int:
         """Number of messages; in a session that of all sessions."""
         return self.ledger.live
-
-    @property
-    def backlog_count(self) -> int:
-        return len(self.backlog) - self.backlog_head
 
     @property
     def locked_count(self) -> int:
@@ -174,14 +157,7 @@ class SubQueueState:
 
         The time is None when only the key is in memory. Locked and deferred messages do not wait.
         """
-        if self.returned:
-            row_key, message = self.returned[0]
-            return row_key, message.enqueued_ms
-        if self.ready:
-            return self.ready[0].row_key, self.ready[0].enqueued_ms
-        if self.backlog_count:
-            return self.backlog[self.backlog_head], None
-        return (self.tail[0].row_key, self.tail[0].enqueued_ms) if self.tail else None
+        return self.order.oldest()
 
     # --- arrivals ---------------------------------------------------------------------------------
 
@@ -240,8 +216,7 @@ class SubQueueState:
             window.room_bytes(is_wanted=bool(self.waiting)) >= needed_bytes
             and window.count + count <= WINDOW_MESSAGES
         ):
-            target = self.tail if self.backlog_head < len(self.backlog) else self.ready
-            target.extend(arrived)
+            self.order.extend(arrived)
             self.ledger.load_all(envelopes, total_bytes, is_shared=is_shared)
         else:
             paging.append_short_of_room(self, arrived)
@@ -273,18 +248,16 @@ class SubQueueState:
         """
         del session_id
         paging.evict_tail(self)
-        self.backlog.append(row_key)
+        self.order.append_keys([row_key])
         self.ledger.store(1, grown_bytes)
         if self.waiting or self.hinted:
             self.context.resumed[self.pump] = None
 
     def put_back(self, message: QueuedMessage) -> None:
         """Return a message to its place by key."""
-        heappush(self.returned, (message.row_key, message))
+        self.order.put_back(message)
         if self.hinted:
             self.context.resumed[self.pump] = None
-        if message.envelope is None:
-            self.stubs[message.row_key] = message
 
     # --- receivers --------------------------------------------------------------------------------
 
@@ -305,7 +278,7 @@ class SubQueueState:
         """Send hints if messages are available and no receiver with demand waits for them."""
         if self.waiting or not self.hinted:
             return
-        count = len(self.returned) + len(self.ready) + self.backlog_count + len(self.tail)
+        count = len(self.order)
         if not count:
             return
         effects = self.context.outcome.effects
@@ -379,7 +352,8 @@ class SubQueueState:
             if self.hinted:
                 self._send_hints()
             return
-        available = len(self.ready) + len(self.returned)
+        order = self.order
+        available = order.front_count
         if available:
             share = available
             if len(waiting) > 1:
@@ -388,7 +362,7 @@ class SubQueueState:
             bursts: dict[int, Deliver] = {}
             while waiting and left > 0:
                 consumer = waiting[0]
-                batch = self._take(min(share, consumer.limit - consumer.delivered, left))
+                batch = order.take(min(share, consumer.limit - consumer.delivered, left))
                 if not batch:
                     break
                 left -= len(batch)
@@ -428,23 +402,6 @@ class SubQueueState:
         else:
             self.waiting.rotate(-1)
 
-    def _take(self, count: int) -> list[QueuedMessage]:
-        """Remove up to `count` loaded messages from the front; stop before a stub."""
-        returned, ready = self.returned, self.ready
-        batch: list[QueuedMessage] = []
-        while returned and len(batch) < count:
-            if returned[0][1].envelope is None:
-                return batch
-            batch.append(heappop(returned)[1])
-        count -= len(batch)
-        if count >= len(ready):
-            batch += ready
-            ready.clear()
-        else:
-            take = ready.popleft
-            batch += [take() for _ in range(count)]
-        return batch
-
     # --- callbacks ------------------------------------------------------------------------------
 
     def expire_locks(self) -> None:
@@ -463,7 +420,7 @@ class SubQueueState:
         """Unload messages if no receiver waits and the window lacks room."""
         if (
             not self.waiting
-            and (self.ready or self.tail)
+            and not self.order.is_empty
             and self.context.window.room_bytes(is_wanted=True) < wanted_bytes
         ):
             paging.evict_tail(self)
@@ -476,23 +433,15 @@ class SubQueueState:
             self.fetch_keys = row_keys
             self.context.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))
 
-    def promote_tail(self) -> None:
-        """Move `tail` to `ready` when the backlog is empty."""
-        if self.tail and self.backlog_head == len(self.backlog):
-            self.ready += self.tail
-            self.tail.clear()
-
     def clear(self) -> None:
         """Release all memory of a dropped entity."""
-        loaded = [message for _, message in self.returned]
-        loaded += [*self.ready, *self.tail, *self.locks.values(), *self.doomed.values()]
-        for message in loaded:
+        for message in chain(self.order.messages(), self.locks.values(), self.doomed.values()):
             message.token = None
             if message.envelope is not None:
                 self.ledger.unload(message.envelope)
-        for collection in (self.ready, self.tail, self.returned, self.locks, self.doomed):
-            collection.clear()
-        self.stubs.clear()
+        self.order.clear()
+        self.locks.clear()
+        self.doomed.clear()
         self.lock_timer_ms = None
         self.context.sub_queues.pop(self, None)
 
@@ -502,15 +451,14 @@ class SubQueueState:
             for message in self.locks.values():
                 if message.recorded <= message.failures:
                     yield message, message.failures + 1
-        for message in chain((message for _, message in self.returned), self.doomed.values()):
+        for message in chain(self.order.returned(), self.doomed.values()):
             if message.recorded < message.failures:
                 yield message, message.failures
 
     def row_keys(self) -> array[int]:
         """Return the keys of all messages that are in this sub-queue."""
-        keys = self.backlog[self.backlog_head :]
-        keys.extend(row_key for row_key, _ in self.returned)
-        for messages in (self.ready, self.tail, self.locks.values(), self.doomed.values()):
+        keys = self.order.row_keys()
+        for messages in (self.locks.values(), self.doomed.values()):
             keys.extend(message.row_key for message in messages)
         keys.extend(self.deferred.values())
         return keys

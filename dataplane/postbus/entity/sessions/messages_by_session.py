@@ -125,12 +125,10 @@ class MessagesBySession(SubQueueState):
             find = self.open_sessions.get  # type: ignore[assignment]
             for envelope, message in zip(envelopes, arrived, strict=True):
                 session = find(envelope.session_id)
-                if session is None or session.backlog:
+                if session is None or not session.order.append_ready(message):
                     session = self._take_aside(message)
                     if session is None:
                         continue
-                else:
-                    session.ready.append(message)
                 if session.is_queued:
                     continue
                 if session.waiting:
@@ -153,11 +151,10 @@ class MessagesBySession(SubQueueState):
             self._make_idle(session)
         if session is None:
             self._take_key(session_id, message.row_key)
-        elif session.backlog_head < len(session.backlog):
-            session.backlog.append(message.row_key)
-        else:
-            session.ready.append(message)
+        elif session.order.append_ready(message):
             return session
+        else:
+            session.order.append_keys([message.row_key])
         self.ledger.unload(envelope)
         return session
 
@@ -197,7 +194,7 @@ class MessagesBySession(SubQueueState):
         if session is None:
             self._take_key(session_id, row_key)
         else:
-            session.backlog.append(row_key)
+            session.order.append_keys([row_key])
             if session.waiting:
                 self.context.resumed[session.pump] = None
             else:
@@ -221,7 +218,7 @@ class MessagesBySession(SubQueueState):
         self.open_sessions[session_id] = session
         keys = self.dormant.pop(session_id, None)
         if keys is not None:
-            session.backlog = keys
+            session.order.restore(keys)
             session.is_queued = bool(keys)
             session.deferred = self.dormant_deferred.pop(session_id, session.deferred)
         return session
@@ -239,7 +236,7 @@ class MessagesBySession(SubQueueState):
             return
         window = self.context.window
         if (
-            (session.ready or session.returned)
+            session.order.front_count
             and len(self.idle) < IDLE_SESSIONS
             and window.room_bytes(is_wanted=False) >= SESSION_BYTES
         ):
@@ -265,9 +262,6 @@ class MessagesBySession(SubQueueState):
             self._leave_idle(session)
         del self.open_sessions[session.session_id]
         session.fetch_keys = None
-        if session.backlog:  # used up to its end
-            session.backlog = array("q")
-            session.backlog_head = 0
         if len(self._spare) < SPARE_SESSIONS:
             self._spare.append(session)
 

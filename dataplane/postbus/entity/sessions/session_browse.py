@@ -88,18 +88,12 @@ def _first_sessions(queue: MessagesBySession, command: Peek, limit: int) -> set[
 
 def _head(session: SessionMessages, first_key: int, *, has_deferred: bool) -> int | None:
     """Return the lowest key of a session that is not below `first_key`, deferred ones or not."""
-    heads: list[int] = []
-    ready = session.ready
-    if ready and ready[-1].row_key >= first_key:
-        heads.append(ready[bisect_left(ready, first_key, key=browse.row_key_of)].row_key)
-    at = bisect_left(session.backlog, first_key, session.backlog_head)
-    if at < len(session.backlog):
-        heads.append(session.backlog[at])
-    if session.locks or session.returned or session.deferred or session.doomed:
+    heads = [row_key for row_key, _ in session.order.first(1, first_key)]
+    if session.locks or session.deferred or session.doomed:
         others = chain(
             (
                 message.row_key
-                for message in browse.objects_out_of_order(session)
+                for message in browse.out_of_order(session)
                 if has_deferred or not message.is_deferred
             ),
             session.deferred.values() if has_deferred else (),
@@ -176,19 +170,14 @@ def _oldest(queue: MessagesBySession, limit: int) -> list[tuple[int, bytes, int 
     """Return the first available messages. Shape: (row key, session, enqueued time if loaded)."""
     entries: list[tuple[int, bytes, int | None]] = []
     for session_id, session in queue.open_sessions.items():
-        loaded = [message for _, message in sorted(session.returned, key=lambda pair: pair[0])]
-        loaded += session.ready
-        entries += [(each.row_key, session_id, each.enqueued_ms) for each in loaded[:limit]]
-        entries += _paged(session, limit - len(loaded))
+        entries += [
+            (row_key, session_id, None if message is None else message.enqueued_ms)
+            for row_key, message in session.order.first(limit)
+        ]
     heads = nsmallest(limit, ((keys[0], name) for name, keys in queue.dormant.items() if keys))
     for _, session_id in heads:
         entries += [(key, session_id, None) for key in queue.dormant[session_id][:limit]]
     return nsmallest(limit, entries, key=lambda entry: entry[0])
-
-
-def _paged(session: SessionMessages, limit: int) -> list[tuple[int, bytes, int | None]]:
-    keys = session.backlog[session.backlog_head : session.backlog_head + max(limit, 0)]
-    return [(key, session.session_id, None) for key in keys]
 
 
 # --- listing --------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ decides which receiver holds a session and which session is next.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -19,12 +18,13 @@ from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.queues.sub_queue import Consumer, SubQueueState
 
 if TYPE_CHECKING:
+    from array import array
+
     from postbus.entity.sessions.messages_by_session import MessagesBySession
 
 SESSION_BYTES: Final = 2_500
 """Memory of a session without its messages. Measured with tracemalloc on CPython 3.11."""
 
-_NO_MESSAGES: Final[deque[QueuedMessage]] = deque(maxlen=0)
 _NO_RECEIVERS: Final[deque[Consumer]] = deque(maxlen=0)
 """Shared by all sessions: an empty deque costs 770 bytes."""
 
@@ -61,7 +61,6 @@ class SessionMessages(SubQueueState):
         self.ledger = queue.ledger
         self.attempts = queue.attempts
         self.deferred_sections = queue.deferred_sections
-        self.tail = _NO_MESSAGES
         self.waiting = _NO_RECEIVERS
         self.lock_timer_ms = 0  # the session's lock ends every lock, no timer of its own
         self.holder: SessionConsumer | None = None
@@ -71,7 +70,7 @@ class SessionMessages(SubQueueState):
     @property
     def is_available(self) -> bool:
         """Whether there are messages to deliver."""
-        return bool(self.ready or self.returned) or self.backlog_head < len(self.backlog)
+        return not self.order.is_empty
 
     @property
     def is_empty(self) -> bool:
@@ -113,18 +112,21 @@ class SessionMessages(SubQueueState):
 
     def pump(self) -> None:
         """Hand out to the holder, unless its time is over and only the Tick has not come yet."""
-        if self.waiting:
-            if self.session_until_ms <= self.context.now_ms:
-                self.queue.expire(self)
-            elif len(self.ready) == 1 and not (self.backlog or self.returned or self.hinted):
-                self._hand_out_one()
-            elif self.is_available or self.stubs or self.hinted:  # else a completion was the cause
-                SubQueueState.pump(self)
+        if not self.waiting:
+            return
+        if self.session_until_ms <= self.context.now_ms:
+            self.queue.expire(self)
+        elif self.hinted:
+            SubQueueState.pump(self)
+        elif (message := self.order.take_only()) is not None:
+            self._hand_out_one(message)
+        elif not self.order.is_empty:  # else a completion was the cause
+            SubQueueState.pump(self)
 
-    def _hand_out_one(self) -> None:
+    def _hand_out_one(self, message: QueuedMessage) -> None:
         """Do what `pump` does when there is a single message, as usual with many holders."""
         context, consumer = self.context, self.waiting[0]
-        batch = [self.ready.popleft()]
+        batch = [message]
         if consumer.mode is ReceiveMode.PEEK_LOCK:
             deliveries = locks.lock(self, batch, consumer.receiver)
         else:
@@ -154,8 +156,8 @@ class SessionMessages(SubQueueState):
 
     def take_short_of_room(self, message: QueuedMessage) -> None:
         """Take a new message; keep only its key unless it is wanted at once or has room."""
-        if self.backlog_head < len(self.backlog):
-            self.backlog.append(message.row_key)
+        if self.order.backlog_count:
+            self.order.append_keys([message.row_key])
         else:
             paging.append_short_of_room(self, [message])
 
@@ -169,18 +171,14 @@ class SessionMessages(SubQueueState):
 
     def unload_all(self) -> array[int]:
         """Forget the objects of all available messages; return their keys in order."""
-        context = self.context
-        keys = array("q")
-        for row_key, message in sorted(self.returned, key=lambda pair: pair[0]):
-            keys.append(row_key)
+        order = self.order
+        keys = order.row_keys()
+        for message in order.returned():
             if message.envelope is not None:
                 paging.unload(self, message)
-            context.record(message, message.failures)
-            self.attempts[row_key] = message.failures  # the row may show one that was taken back
-        self.returned.clear()
-        self.stubs.clear()
+            self.context.record(message, message.failures)
+            # the row may show an attempt that was taken back
+            self.attempts[message.row_key] = message.failures
         paging.evict_ready(self)
-        keys.extend(self.backlog[self.backlog_head :])
-        self.backlog = array("q")
-        self.backlog_head = 0
+        order.clear()
         return keys

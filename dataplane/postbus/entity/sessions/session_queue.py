@@ -194,7 +194,7 @@ class SessionQueue(MessagesBySession):
             context.outcome.effects.append(granted)
         if session.waiting:
             session.pump()
-        elif session.backlog or session.stubs:
+        elif session.order.has_absent:
             paging.fetch_if_low(session)
 
     def wait_for_session(self, consumer: SessionConsumer) -> None:
@@ -413,7 +413,7 @@ class SessionQueue(MessagesBySession):
                 gone.append(message.row_key)
                 size_bytes += message.envelope.size_bytes
                 count += 1
-                if session.waiting and (session.is_available or session.stubs):
+                if session.waiting and session.is_available:
                     pumped.append(session)
             else:
                 lost += [start + index for index in locks.complete(session, tokens).lost or ()]
