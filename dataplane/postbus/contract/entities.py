@@ -280,32 +280,32 @@ def subscription_path(topic: str, subscription: str) -> str:
 
 def check_subscription_name(name: str) -> str:
     """Return a valid name of a subscription, or raise ValueError."""
-    if SUBSCRIPTION_NAME.fullmatch(name) is None:
-        raise ValueError(
-            "a subscription's name has 1 to 50 letters, digits and . - _, and begins and ends"
-            " with a letter or digit"
-        )
-    return name
+    return _matching(
+        SUBSCRIPTION_NAME,
+        name,
+        "a subscription's name has 1 to 50 letters, digits and . - _, and begins and ends with a"
+        " letter or digit",
+    )
 
 
 def check_filter_name(name: str) -> str:
     """Return a valid name of a subscription's rule, or raise ValueError."""
-    if FILTER_NAME.fullmatch(name) is None:
-        raise ValueError(
-            "a rule's name has 1 to 50 letters, digits and . - _, begins and ends with a letter"
-            " or digit, or is $Default"
-        )
-    return name
+    return _matching(
+        FILTER_NAME,
+        name,
+        "a rule's name has 1 to 50 letters, digits and . - _, begins and ends with a letter or"
+        " digit, or is $Default",
+    )
 
 
 def check_namespace_name(name: str) -> str:
     """Return a valid name of a bus namespace, or raise ValueError."""
-    if NAMESPACE_NAME.fullmatch(name) is None:
-        raise ValueError(
-            "a namespace's name has 6 to 50 letters, digits and hyphens, begins with a letter and"
-            " does not end with a hyphen"
-        )
-    return name
+    return _matching(
+        NAMESPACE_NAME,
+        name,
+        "a namespace's name has 6 to 50 letters, digits and hyphens, begins with a letter and does"
+        " not end with a hyphen",
+    )
 
 
 EntityName = Annotated[
@@ -341,11 +341,17 @@ PUBLIC_KEY: Final = "SAS_KEY_VALUE"
 
 def check_rule_name(name: str) -> str:
     """Return a valid name of an authorization rule, or raise ValueError."""
-    if RULE_NAME.fullmatch(name) is None:
-        raise ValueError(
-            "a rule's name has 1 to 256 letters, digits and . - _, and begins and ends with a"
-            " letter or digit"
-        )
+    return _matching(
+        RULE_NAME,
+        name,
+        "a rule's name has 1 to 256 letters, digits and . - _, and begins and ends with a letter or"
+        " digit",
+    )
+
+
+def _matching(pattern: re.Pattern[str], name: str, rule: str) -> str:
+    if pattern.fullmatch(name) is None:
+        raise ValueError(rule)
     return name
 
 
