@@ -8,7 +8,7 @@ frames, errors by reach) is the broker's engine seen from the other side. Source
 from __future__ import annotations
 
 from heapq import heappush
-from typing import Any
+from typing import Any, TypeVar
 
 from postbus.amqp import conditions
 from postbus.amqp import performatives as p
@@ -37,6 +37,8 @@ from postbus.message.codec import (
     decode_value,
     encode_value,
 )
+
+L = TypeVar("L", bound=Link)
 
 UNKNOWN_HANDLE = -1
 """Remote handle of a link whose attach the peer has not answered."""
@@ -195,17 +197,7 @@ class ClientSession(Session):
         properties: dict[str, Any] | None = None,
     ) -> OutgoingLink:
         """Attach a link to send on. A terminus is an address or a whole described value."""
-        link = OutgoingLink(
-            self,
-            name,
-            self._take_handle(),
-            UNKNOWN_HANDLE,
-            _terminus(source, p.SOURCE),
-            _terminus(target, p.TARGET),
-            snd_settle_mode,
-            rcv_settle_mode,
-            {},
-        )
+        link = self._new_link(OutgoingLink, name, source, target, snd_settle_mode, rcv_settle_mode)
         self._begin_attach(link, properties)
         return link
 
@@ -220,17 +212,7 @@ class ClientSession(Session):
         properties: dict[str, Any] | None = None,
     ) -> IncomingLink:
         """Attach a link to receive on; credit is given with `grant` when it is attached."""
-        link = IncomingLink(
-            self,
-            name,
-            self._take_handle(),
-            UNKNOWN_HANDLE,
-            _terminus(source, p.SOURCE),
-            _terminus(target, p.TARGET),
-            snd_settle_mode,
-            rcv_settle_mode,
-            {},
-        )
+        link = self._new_link(IncomingLink, name, source, target, snd_settle_mode, rcv_settle_mode)
         link.max_message_bytes = self.connection.limits.max_message_bytes
         self._begin_attach(link, properties)
         return link
@@ -303,6 +285,27 @@ class ClientSession(Session):
         first = p.require_uint(first, "first")
         last = p.optional_uint(last, "last", first)
         events.append(DeliveriesAnswered(self, first, last, p.decode_state(state), settled is True))
+
+    def _new_link(
+        self,
+        kind: type[L],
+        name: str,
+        source: str | Described | None,
+        target: str | Described | None,
+        snd_settle_mode: int,
+        rcv_settle_mode: int,
+    ) -> L:
+        return kind(
+            self,
+            name,
+            self._take_handle(),
+            UNKNOWN_HANDLE,
+            _terminus(source, p.SOURCE),
+            _terminus(target, p.TARGET),
+            snd_settle_mode,
+            rcv_settle_mode,
+            {},
+        )
 
     def _begin_attach(self, link: Link, properties: dict[str, Any] | None) -> None:
         key = link.name, not link.is_incoming
