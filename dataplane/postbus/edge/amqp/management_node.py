@@ -39,7 +39,7 @@ from postbus.edge.amqp.requests import (
 from postbus.edge.amqp.rule_requests import RuleContext, RuleRequests
 from postbus.edge.amqp.session_requests import SessionRequests
 from postbus.edge.amqp.settlements import RELOADING
-from postbus.edge.amqp.transactions import TransactionContext
+from postbus.edge.amqp.transactions import Transaction, TransactionContext
 from postbus.edge.message_ids import name_messages
 from postbus.edge.refusals import status_code
 from postbus.entity.commands import (
@@ -330,10 +330,8 @@ class ManagementNode:
         respond: Respond,
     ) -> None:
         """Add a settlement to its transaction if its locks are valid."""
-        transactions = self._connection.transactions
-        transaction = transactions.find(transaction_id)
+        transaction = self._transaction(transaction_id, respond)
         if transaction is None:
-            respond(failure(410, transactions.unknown(transaction_id)))
             return
 
         def checked(refused: Refused | None) -> None:
@@ -382,16 +380,22 @@ class ManagementNode:
         respond: Respond,
     ) -> None:
         """Add scheduled messages to their transaction; their numbers are returned now."""
-        transactions = self._connection.transactions
-        transaction = transactions.find(transaction_id)
+        transaction = self._transaction(transaction_id, respond)
         if transaction is None:
-            respond(failure(410, transactions.unknown(transaction_id)))
             return
         if not envelopes or any(envelope.scheduled_ms is None for envelope in envelopes):
             raise BadRequest("each message needs x-opt-scheduled-enqueue-time")
         transaction.add_schedule(
             address, envelopes, size_bytes, lambda reply: self._scheduled(respond, reply)
         )
+
+    def _transaction(self, transaction_id: bytes, respond: Respond) -> Transaction | None:
+        """Return a transaction of this connection; None after a failure."""
+        transactions = self._connection.transactions
+        transaction = transactions.find(transaction_id)
+        if transaction is None:
+            respond(failure(410, transactions.unknown(transaction_id)))
+        return transaction
 
     def _scheduled(self, respond: Respond, reply: Enqueued | Refused) -> None:
         if isinstance(reply, Refused):
