@@ -11,8 +11,10 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from postbus.broker.operate.message_operations import MessageOperations, OperationRefused
 from postbus.edge.control.audit import VERBS
 from postbus.edge.control.routes import ROUTES
+from postbus.entity.commands import Refusal, Refused
 from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.amqp.test_wire import request, response_parts
@@ -146,6 +148,18 @@ def test_message_operations_are_audited_with_filter_and_counts(running: Controll
     before = len(lines(running))
     assert api.post("/v1/messages/peek", {"entity": queue}).status == 200
     assert len(lines(running)) == before
+
+
+def test_purge_of_unknown_effect_is_audited_as_unknown(
+    running: ControlledBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise OperationRefused(Refused(Refusal.UNKNOWN, "the store did not answer"))
+
+    monkeypatch.setattr(MessageOperations, "purge", refuse)
+    response = running.caller.post("/v1/messages/purge", {"entity": "unsure"})
+    assert (response.status, response.body["detail"]) == (503, "the store did not answer")
+    assert last(running)[2:] == ("purge messages", "unsure", {}, "unknown")
 
 
 def test_changes_over_the_administration_of_sdks_are_audited(running: ControlledBus) -> None:

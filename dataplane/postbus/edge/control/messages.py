@@ -14,7 +14,6 @@ from postbus.broker.operate.dead_letter_groups import DeadLetterGroup
 from postbus.broker.operate.message_operations import (
     MessageEdit,
     MessageOperations,
-    OperationRefused,
     Walked,
 )
 from postbus.broker.operate.message_view import STATE_NAMES, moment_of
@@ -41,7 +40,7 @@ from postbus.contract.control_messages import (
     SubQueueName,
     SummarizeMessages,
 )
-from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, refused
+from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
 from postbus.entity.commands import MessageState, Refused
 
 SUFFIXES: Final[dict[SubQueueName, str]] = {
@@ -70,19 +69,16 @@ class ControlMessages:
 
     async def _peek(self, call: Call) -> Answer:
         asked = call.read(PeekMessages)
-        try:
-            page = await self._message_operations.peek(
-                path_of(asked),
-                from_number=asked.from_number,
-                count=asked.count,
-                where=asked.where,
-                session_id=asked.session_id,
-                state=None if asked.state is None else STATES[asked.state],
-                body_contains=asked.body_contains,
-                body_bytes=asked.body_bytes,
-            )
-        except OperationRefused as error:
-            raise refused(error.refused) from error
+        page = await self._message_operations.peek(
+            path_of(asked),
+            from_number=asked.from_number,
+            count=asked.count,
+            where=asked.where,
+            session_id=asked.session_id,
+            state=None if asked.state is None else STATES[asked.state],
+            body_contains=asked.body_contains,
+            body_bytes=asked.body_bytes,
+        )
         return Answer(
             MessagePage(
                 **_walked(page),
@@ -93,12 +89,9 @@ class ControlMessages:
 
     async def _summarize(self, call: Call) -> Answer:
         asked = call.read(SummarizeMessages)
-        try:
-            page = await self._message_operations.summarize(
-                path_of(asked), from_number=asked.from_number, where=asked.where
-            )
-        except OperationRefused as error:
-            raise refused(error.refused) from error
+        page = await self._message_operations.summarize(
+            path_of(asked), from_number=asked.from_number, where=asked.where
+        )
         return Answer(
             MessageSummary(
                 **_walked(page), groups=[_group(each) for each in page.groups], total=page.total
@@ -107,28 +100,22 @@ class ControlMessages:
 
     async def _delete(self, call: Call) -> Answer:
         asked = call.read(DeleteMessages)
-        try:
-            done = await self._message_operations.delete(path_of(asked), asked.numbers)
-        except OperationRefused as error:
-            raise refused(error.refused) from error
+        done = await self._message_operations.delete(path_of(asked), asked.numbers)
         numbers = list(done.numbers)
         return Answer(DeletedMessages(numbers=numbers, refused=_refused(done.refused)))
 
     async def _purge(self, call: Call) -> Answer:
         asked = call.read(PurgeMessages)
-        try:
-            page = await self._message_operations.purge(
-                path_of(asked),
-                where=asked.where,
-                from_number=asked.from_number,
-                count=asked.count,
-                dry_run=asked.dry_run,
-                session_id=asked.session_id,
-                state=None if asked.state is None else STATES[asked.state],
-                body_contains=asked.body_contains,
-            )
-        except OperationRefused as error:
-            raise refused(error.refused) from error
+        page = await self._message_operations.purge(
+            path_of(asked),
+            where=asked.where,
+            from_number=asked.from_number,
+            count=asked.count,
+            dry_run=asked.dry_run,
+            session_id=asked.session_id,
+            state=None if asked.state is None else STATES[asked.state],
+            body_contains=asked.body_contains,
+        )
         return Answer(
             PurgedMessages(
                 matched=page.matched,
@@ -141,12 +128,9 @@ class ControlMessages:
     async def _resend(self, call: Call) -> Answer:
         asked = call.read(ResendMessages)
         edit = None if asked.edit is None else _edit(asked.edit)
-        try:
-            done = await self._message_operations.resend(
-                path_of(asked), asked.numbers, to=asked.to, edit=edit
-            )
-        except OperationRefused as error:
-            raise refused(error.refused) from error
+        done = await self._message_operations.resend(
+            path_of(asked), asked.numbers, to=asked.to, edit=edit
+        )
         resent = [
             ResentMessage(number=number, new_number=new) for number, new in done.resent.items()
         ]

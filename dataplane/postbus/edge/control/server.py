@@ -28,6 +28,7 @@ from postbus.broker.catalog.preconditions import (
     Precondition,
     PutMode,
 )
+from postbus.broker.operate.message_operations import OperationRefused
 from postbus.contract.control import (
     EPOCH_HEADER,
     MAX_EPOCH,
@@ -131,7 +132,7 @@ class ControlServer:
             return await handler(request)
         except ControlRefused as error:
             return _problem(error.status, str(error), error.type, error.problems)
-        except DirectoryRefusal as error:
+        except (DirectoryRefusal, OperationRefused) as error:
             known = refused(error.refused)
             return _problem(known.status, str(known), known.type)
         except NotAuthorized as error:
