@@ -74,6 +74,14 @@ class Consumer:
         return locks.receive_and_delete(sub, batch)
 
 
+def end_all(consumers: dict[int, Consumer], refusal: Refusal, context: ApplyContext) -> list[int]:
+    """Remove consumers, with an effect for each that is a receiver; return these ids."""
+    ended = [each.consumer_id for each in consumers.values() if not each.is_forwarder]
+    context.outcome.effects += [EndConsumer(consumer_id, refusal) for consumer_id in ended]
+    consumers.clear()
+    return ended
+
+
 class SubQueueState:
     """See the module's docstring. `is_main` is False for the dead-letter kinds: there nothing
     expires, deliveries are not limited, and only abandoning counts.
@@ -296,14 +304,9 @@ class SubQueueState:
 
     def end_consumers(self, refusal: Refusal) -> list[int]:
         """Remove all receivers, with an effect for each; return their ids."""
-        ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
-        effects = self.context.outcome.effects
-        for consumer_id in ended:
-            effects.append(EndConsumer(consumer_id, refusal))
-        self.consumers.clear()
         self.waiting.clear()
         self.hinted = None
-        return ended
+        return end_all(self.consumers, refusal, self.context)
 
     def set_demand(
         self,

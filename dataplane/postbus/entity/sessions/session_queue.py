@@ -37,7 +37,7 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
 from postbus.entity.queues import browse, locks, paging
 from postbus.entity.queues.queued_message import QueuedMessage
-from postbus.entity.queues.sub_queue import Consumer
+from postbus.entity.queues.sub_queue import Consumer, end_all
 from postbus.entity.sessions import session_browse
 from postbus.entity.sessions.messages_by_session import MessagesBySession
 from postbus.entity.sessions.session_messages import SessionConsumer, SessionMessages
@@ -348,10 +348,7 @@ class SessionQueue(MessagesBySession):
 
     def end_consumers(self, refusal: Refusal) -> list[int]:
         self.waiters.clear()
-        ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
-        for consumer_id in ended:
-            self.context.outcome.effects.append(EndConsumer(consumer_id, refusal))
-        self.consumers.clear()
+        ended = end_all(self.consumers, refusal, self.context)
         for session in list(self.held):
             self.release(session, is_failed=False)
         return ended
