@@ -13,14 +13,15 @@ import typer
 
 from postbus.cli.client.contexts import BusAddress, ContextName, find_target
 from postbus.cli.commands.messages import (
-    BODY_BYTES,
-    SHOWN_BYTES,
+    Bodies,
     BodyContains,
+    Count,
     Entity,
+    FromNumber,
     Transfer,
     Where,
-    print_messages,
     print_refused,
+    show_messages,
 )
 from postbus.cli.failures import (
     InputError,
@@ -34,7 +35,6 @@ from postbus.cli.formats.output import (
     Format,
     OutputFormat,
     Yes,
-    as_json,
     asks_yes,
     print_objects,
     write_line,
@@ -100,48 +100,21 @@ def list_letters(
     entity: Entity,
     where: Where = None,
     body_contains: BodyContains = None,
-    from_number: Annotated[
-        int, typer.Option("--from", min=0, help="Start at this sequence number.")
-    ] = 0,
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Maximum number of messages; 0: no limit.")
-    ] = 20,
+    from_number: FromNumber = 0,
+    count: Count = 20,
     transfer: Transfer = False,
-    bodies: Annotated[
-        bool, typer.Option("--bodies", help="Show full bodies, up to 1 MiB.")
-    ] = False,
+    bodies: Bodies = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
     """List dead letters with their reasons; JSON output is one line per message."""
-    from postbus.cli.client.control_client import run_with
-    from postbus.cli.client.message_pages import peeked
-
     with expected_failures():
         selection = _selection(entity, where, transfer, body_contains)
-        rows: list[dict[str, Any]] = []
-        body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
-
-        async def work(control: ControlClient) -> None:
-            async for each in peeked(
-                control, selection, from_number=from_number, most=count, body_bytes=body_bytes
-            ):
-                if output is Format.JSON:
-                    write_line(as_json(each))
-                else:
-                    rows.append(each)
-
-            await selection.look_for_topic(control)
-
-        run_with(find_target(context), work)
-        if output is not Format.JSON:
-            print_messages(rows, output, is_dead=True, bodies=bodies)
-        if output.is_table:
-            option = (
-                " --transfer-dead-letter" if selection.sub_queue == "transferDeadLetter" else ""
-            )
-            selection.print_more(len(rows), f"dlq list{option}")
-        selection.warn()
+        is_transfer = selection.sub_queue == "transferDeadLetter"
+        command = f"dlq list{' --transfer-dead-letter' if is_transfer else ''}"
+        show_messages(
+            find_target(context), selection, output, from_number, count, command, bodies=bodies
+        )
 
 
 @dlq.command("summary", epilog=examples(*SUMMARY))
@@ -201,13 +174,13 @@ def resend(
 ) -> None:
     """Resend dead letters; each is removed and sent in one step, never twice, never lost."""
     with expected_failures():
-        work = _SelectedOperation(
-            find_target(context), entity, where, transfer, "resent", body_contains
+        selection = _selection(entity, where, transfer, body_contains)
+        operation = _SelectedOperation(
+            find_target(context), selection, "resent", numbers, everything=everything
         )
-        work.choose(numbers, everything=everything)
         question = f"Resend {{}} dead letters of {entity}{f' to {to}' if to else ''}?"
         body = {"to": to} if to else {}
-        work.run("resend", body, question, rate, dry_run=dry_run, yes=yes)
+        operation.run("resend", body, question, rate, dry_run=dry_run, yes=yes)
 
 
 @dlq.command(epilog=examples(*DELETE))
@@ -225,12 +198,12 @@ def delete(
 ) -> None:
     """Delete dead letters."""
     with expected_failures():
-        work = _SelectedOperation(
-            find_target(context), entity, where, transfer, "deleted", body_contains
+        selection = _selection(entity, where, transfer, body_contains)
+        operation = _SelectedOperation(
+            find_target(context), selection, "deleted", numbers, everything=everything
         )
-        work.choose(numbers, everything=everything)
         question = f"Delete {{}} dead letters of {entity}?"
-        work.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
+        operation.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
 
 
 @dlq.command(epilog=examples(*EDIT))
@@ -297,10 +270,10 @@ def edit(
         changes |= {name: value or None for name, value in named if value is not None}
         if not changes:
             raise typer.BadParameter("nothing to change: use --body, --property, --subject, …")
-        work = _SelectedOperation(target, entity, None, transfer, "resent")
-        work.choose([number], everything=False)
+        selection = _selection(entity, None, transfer)
+        operation = _SelectedOperation(target, selection, "resent", [number])
         request = {"edit": changes, **({"to": to} if to else {})}
-        work.run("resend", request, "", None, dry_run=False, yes=True)
+        operation.run("resend", request, "", None, dry_run=False, yes=True)
 
 
 # --- work ---------------------------------------------------------------------------------------
@@ -312,25 +285,21 @@ class _SelectedOperation:
     def __init__(
         self,
         target: BusAddress,
-        entity: str,
-        where: str | None,
-        is_transfer: bool,
+        selected: Selection,
         verb: str,
-        body_contains: str | None = None,
+        numbers: list[int] | None,
+        *,
+        everything: bool = False,
     ) -> None:
-        self._target = target
-        self._selected = _selection(entity, where, is_transfer, body_contains)
-        self._verb = verb
-        self._numbers: list[int] | None = None
-
-    def choose(self, numbers: list[int] | None, *, everything: bool) -> None:
-        """Check that messages are selected in one way; raises `typer.BadParameter`."""
-        selection = self._selected
-        is_filtered = selection.where is not None or selection.body_contains is not None
+        """Raise `typer.BadParameter` unless messages are selected in one way."""
+        is_filtered = selected.where is not None or selected.body_contains is not None
         if sum([bool(numbers), is_filtered, everything]) != 1:
             raise typer.BadParameter(
                 "select messages by number, by --where or --body-contains, or with --all"
             )
+        self._target = target
+        self._selected = selected
+        self._verb = verb
         self._numbers = list(dict.fromkeys(numbers)) if numbers else None
 
     def run(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from postbus.cli.client.contexts import ContextName, find_target
+from postbus.cli.client.contexts import BusAddress, ContextName, find_target
 from postbus.cli.completion import complete_entities
 from postbus.cli.failures import err, examples, expected_failures, out
 from postbus.cli.formats.output import (
@@ -23,6 +23,7 @@ from postbus.cli.formats.output import (
 
 if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
+    from postbus.cli.client.message_pages import Selection
 
 PEEK_EPILOG: Final = examples(
     "postbus peek orders                          the first 20 messages, without locking them",
@@ -92,6 +93,12 @@ Transfer = Annotated[
 Session = Annotated[
     str | None, typer.Option("--session", "-s", help="Only messages of this session.")
 ]
+FromNumber = Annotated[int, typer.Option("--from", min=0, help="Start at this sequence number.")]
+Count = Annotated[
+    int, typer.Option("--count", "-n", min=0, help="Maximum number of messages; 0: no limit.")
+]
+Bodies = Annotated[bool, typer.Option("--bodies", help="Show full bodies, up to 1 MiB.")]
+InState = Annotated[State | None, typer.Option("--state", help="Only messages in this state.")]
 Entity = Annotated[
     str,
     typer.Argument(help="Queue, or topic/Subscriptions/name.", autocompletion=complete_entities),
@@ -100,58 +107,69 @@ Entity = Annotated[
 
 def peek(
     entity: Entity,
-    from_number: Annotated[
-        int, typer.Option("--from", min=0, help="Start at this sequence number.")
-    ] = 0,
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Maximum number of messages; 0: no limit.")
-    ] = 20,
+    from_number: FromNumber = 0,
+    count: Count = 20,
     dead: Dead = False,
     transfer: Transfer = False,
     where: Where = None,
     body_contains: BodyContains = None,
     session: Session = None,
-    state: Annotated[
-        State | None, typer.Option("--state", help="Only messages in this state.")
-    ] = None,
-    bodies: Annotated[
-        bool, typer.Option("--bodies", help="Show full bodies, up to 1 MiB.")
-    ] = False,
+    state: InState = None,
+    bodies: Bodies = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
     """Show messages without locking or changing them; JSON output is one line per message."""
-    from postbus.cli.client.control_client import run_with
-    from postbus.cli.client.message_pages import Selection, peeked, split_path
+    from postbus.cli.client.message_pages import Selection, split_path
 
     with expected_failures():
         entity, part = split_path(entity, is_dead=dead, is_transfer=transfer)
         selection = Selection(
             entity, part, where, session, state.value if state else None, body_contains
         )
-        body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
-        rows: list[dict[str, Any]] = []
-
-        async def work(control: ControlClient) -> None:
-            async for each in peeked(
-                control, selection, from_number=from_number, most=count, body_bytes=body_bytes
-            ):
-                if output is Format.JSON:
-                    write_line(as_json(each))
-                else:
-                    rows.append(each)
-
-            await selection.look_for_topic(control)
-
-        run_with(find_target(context), work)
-        if output is not Format.JSON:
-            print_messages(rows, output, is_dead=part != "main", bodies=bodies)
-        if output.is_table:
-            selection.print_more(len(rows), f"peek{_OPTIONS[part]}")
-        selection.warn()
+        command = f"peek{_OPTIONS[part]}"
+        show_messages(
+            find_target(context), selection, output, from_number, count, command, bodies=bodies
+        )
 
 
-def print_messages(
+def show_messages(
+    target: BusAddress,
+    selection: Selection,
+    output: Format,
+    from_number: int,
+    count: int,
+    command: str,
+    *,
+    bodies: bool,
+) -> None:
+    """Print selected messages as they come; `command` would show more of them."""
+    from postbus.cli.client.control_client import run_with
+    from postbus.cli.client.message_pages import peeked
+
+    body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
+    rows: list[dict[str, Any]] = []
+
+    async def work(control: ControlClient) -> None:
+        async for each in peeked(
+            control, selection, from_number=from_number, most=count, body_bytes=body_bytes
+        ):
+            if output is Format.JSON:
+                write_line(as_json(each))
+            else:
+                rows.append(each)
+
+        await selection.look_for_topic(control)
+
+    run_with(target, work)
+    if output is not Format.JSON:
+        _print_messages(rows, output, is_dead=selection.sub_queue != "main", bodies=bodies)
+    if output.is_table:
+        selection.print_more(len(rows), command)
+    selection.warn()
+
+
+def _print_messages(
     rows: list[dict[str, Any]], output: Format, *, is_dead: bool, bodies: bool
 ) -> None:
     """Print messages as a table or YAML; full bodies are below their row."""
@@ -174,9 +192,7 @@ def purge(
     where: Where = None,
     body_contains: BodyContains = None,
     session: Session = None,
-    state: Annotated[
-        State | None, typer.Option("--state", help="Only messages in this state.")
-    ] = None,
+    state: InState = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count the messages, delete none.")
     ] = False,
