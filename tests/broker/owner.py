@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from postbus.broker.catalog.directory import Directory
 from postbus.contract.entities import LIMITS, NamespaceLimits, Sku
@@ -26,6 +26,6 @@ class Owner:
 def directory_of(
     catalog: CatalogStore, partition_count: int, limits: NamespaceLimits = LIMITS[Sku.STANDARD]
 ) -> Directory:
-    directory = Directory(catalog, partition_count, limits)
+    directory = Directory(catalog, replace(limits, partition_count=partition_count))
     directory.follow([Owner() for _ in range(partition_count)])
     return directory

@@ -15,7 +15,7 @@ from postbus.broker.partition.clock import EntityClock, ManualClock
 from postbus.broker.partition.host import Host
 from postbus.broker.placement import partition_of_key
 from postbus.broker.router import Router
-from postbus.contract.entities import LIMITS, QueueProperties, Sku
+from postbus.contract.entities import QueueProperties, Sku, limits_of
 from postbus.entity.commands import (
     AddConsumer,
     Command,
@@ -170,7 +170,7 @@ async def running(
     clock: EntityClock | None = None,
 ) -> AsyncIterator[Bus]:
     """Run a bus with its partitions on these databases in rotation; the first has the catalog."""
-    directory = Directory(CatalogStore(stores[0]), partition_count)
+    directory = Directory(CatalogStore(stores[0]), limits_of(Sku.STANDARD, partition_count))
     await directory.load()
     notify(directory)
     clock = clock or EntityClock(
@@ -185,7 +185,6 @@ async def running(
                 directory=directory,
                 clock=clock,
                 budget=budget,
-                limits=LIMITS[Sku.STANDARD],
                 new_seed=lambda: 1,
                 tasks=tasks,
             )

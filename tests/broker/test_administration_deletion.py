@@ -508,8 +508,8 @@ async def test_retained_entities_count_against_the_limit(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with administered(store) as (administration, bus):
-        limits = bus.directory._limits
-        monkeypatch.setattr(bus.directory, "_limits", replace(limits, max_entity_count=2))
+        limits = bus.directory.limits
+        monkeypatch.setattr(bus.directory, "limits", replace(limits, max_entity_count=2))
         for name in ("a", "b"):
             await administration.put(a_queue(name, QUEUE), NEW)
             await administration.delete(name, policy=RETAIN)

@@ -15,10 +15,8 @@ from postbus.broker.partition.ownership import HostStatus
 from postbus.broker.placement import SPREAD
 from postbus.broker.router import Router
 from postbus.contract.entities import (
-    LIMITS,
     EntityKind,
     QueueProperties,
-    Sku,
     SubscriptionProperties,
     TopicProperties,
 )
@@ -57,7 +55,6 @@ async def test_a_command_reaches_the_home_partition_of_its_entity(store: Store) 
                 directory=directory,
                 clock=clock,
                 budget=WindowBudget(1 << 26),
-                limits=LIMITS[Sku.STANDARD],
                 new_seed=lambda: 1,
                 tasks=tasks,
             )

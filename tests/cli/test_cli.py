@@ -304,19 +304,21 @@ PREMIUM = """
 apiVersion: postbus.dev/v1alpha1
 kind: Namespace
 metadata: {name: local-bus}
-spec: {sku: {name: Premium, capacity: 1}}
+spec: {sku: {name: Premium, capacity: 1}, premiumMessagingPartitions: 4}
 """
 
 
 @pytest.mark.slow
-def test_another_sku_than_the_stores_is_refused(folder: Path, database: str) -> None:
+def test_another_number_of_partitions_than_the_stores_is_refused(
+    folder: Path, database: str
+) -> None:
     arguments = ("serve", "--data", str(folder / "bus"), *FREE_PORTS)
     with running(*arguments, POSTBUS_STORES=database) as process:
         process.terminate()
         assert process.wait(LIMIT_S) == 0
     (folder / "bus.yaml").write_text(PREMIUM)
     done = postbus(*arguments, str(folder / "bus.yaml"), POSTBUS_STORES=database)
-    assert_fails(done, 6, "created as Standard with 16 partitions.*use a new database")
+    assert_fails(done, 6, "16 partitions, fixed at its creation, not 4.*use a new database")
 
 
 @pytest.mark.slow

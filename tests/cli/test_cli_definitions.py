@@ -159,9 +159,7 @@ def test_invalid_manifests_change_nothing(user: CommandLine) -> None:
     user.fails("diff", "absent.yaml", code=4, says="absent.yaml: no such file")
     premium = NAMESPACE + "  sku: {name: Premium}\n"
     write(user, "premium.yaml", premium)
-    user.fails(
-        "apply", "premium.yaml", code=4, says="is Standard: the tier of a bus cannot be changed"
-    )
+    user.fails("apply", "premium.yaml", code=4, says="is Standard: change it with PUT")
     user.fails("export", "--file", "absent/x", code=4, says="absent/x: no such file")
     assert user.ok("export") == before
 

@@ -268,7 +268,7 @@ def whole_bus() -> BusDefinition:
         {"sku": {"name": "Premium", "capacity": 2}, "premiumMessagingPartitions": 2,
          "minimumTlsVersion": "1.3", "tags": {"team": "a"}}
     )  # fmt: skip
-    limits = properties.limits
+    limits = properties.new_limits
     rule = RuleDefinition("reader", frozenset({Right.LISTEN}), None)
     queue = QueueProperties.model_validate(
         {"status": "SendDisabled", "lockDuration": "PT30S", "maxDeliveryCount": 3,
@@ -333,7 +333,7 @@ def test_manifests_of_the_examples_survive_being_written(tmp_path: Path) -> None
 
 
 def test_defaults_are_left_out() -> None:
-    limits = NamespaceProperties().limits
+    limits = NamespaceProperties().new_limits
     queue = QueueDefinition("orders", complete(QueueProperties(), limits), ())
     bus = BusDefinition("example-bus", NamespaceProperties(), (), (queue,))
     _, manifest = manifests_of(bus)

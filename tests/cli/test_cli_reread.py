@@ -134,7 +134,12 @@ def test_reload_applies_namespace_changes_except_immutable_ones(database: str) -
             assert applied["softDelete"] == {"retention": "P30D"}
             manifests.write_text(bus_of("serve-bus", OLD).replace("Standard", "Premium"))
             process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "the tier of a bus cannot be changed" in log.read_text())
+            wait_until(lambda: log.read_text().count("manifests were read again") == 2)
+            told = yaml.safe_load(user.ok("get", "namespace", "-o", "yaml"))
+            assert (told["properties"]["sku"]["name"], told["partitionCount"]) == ("Premium", 16)
+            manifests.write_text(bus_of("serve-bus", OLD))
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "a Premium namespace stays Premium" in log.read_text())
 
 
 @pytest.mark.slow

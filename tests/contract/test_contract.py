@@ -228,16 +228,16 @@ def test_contradictions_of_a_namespace_are_refused(fields: object, words: str) -
 
 
 def test_default_tier_is_standard() -> None:
-    assert NamespaceProperties().limits == LIMITS[Sku.STANDARD]
+    assert NamespaceProperties().new_limits == LIMITS[Sku.STANDARD]
 
 
 @pytest.mark.behaviour("S147", "S148")
 def test_partitions_of_a_namespace() -> None:
-    assert NamespaceProperties().limits.partition_count == 16
+    assert NamespaceProperties().new_limits.partition_count == 16
     for fields, count in (({}, 1), ({"premiumMessagingPartitions": 4}, 4)):
         namespace = NamespaceProperties.model_validate({"sku": {"name": "Premium"}, **fields})
-        assert namespace.limits.partition_count == count
-        assert namespace.limits.is_wholly_partitioned is (count > 1)
+        assert namespace.new_limits.partition_count == count
+        assert namespace.new_limits.is_wholly_partitioned is (count > 1)
 
 
 # --- rules of subscriptions ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -189,7 +189,9 @@ class BusThread:
         self.clock = ManualClock(lambda: time.time_ns() // 1_000_000)
         store = Store(self._dsn)
         await store.open()
-        self._directory = Directory(CatalogStore(store), PARTITION_COUNT, self.limits)
+        self._directory = Directory(
+            CatalogStore(store), replace(self.limits, partition_count=PARTITION_COUNT)
+        )
         await self._directory.load()
         async with asyncio.TaskGroup() as tasks:
             self._hosts = [
@@ -199,7 +201,6 @@ class BusThread:
                     directory=self._directory,
                     clock=self.clock,
                     budget=WindowBudget(64 << 20),
-                    limits=self.limits,
                     new_seed=lambda: secrets.randbits(64),
                     tasks=tasks,
                 )

@@ -134,6 +134,8 @@ def test_connections_of_all_listeners_count_together(
                 reader, surplus = await asyncio.open_connection(HOST, port)
                 assert await hangs_up(reader)
                 surplus.close()
+            listeners.resize(5_000)  # another tier
+            assert await answers_http(other)
             http.close()
             await wait_until(lambda: listeners.connection_count < 3)
             assert await answers_http(other)

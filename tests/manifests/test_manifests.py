@@ -399,17 +399,28 @@ def test_a_namespace_has_a_hundred_partitioned_entities(tmp_path: Path) -> None:
 def test_premium_namespace_declares_its_number_of_partitions(tmp_path: Path) -> None:
     premium = NAMESPACE.replace("{}", "{sku: {name: Premium}, premiumMessagingPartitions: 4}")
     bus = read(tmp_path, premium, QUEUE, TOPIC)
-    assert bus.properties.limits.partition_count == 4
+    assert bus.properties.new_limits.partition_count == 4
     assert bus.queues[0].properties.enable_partitioning
     assert bus.topics[0].properties.enable_partitioning
 
 
 @pytest.mark.behaviour("S145")
 def test_premium_namespace_is_partitioned_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    premium = NAMESPACE.replace("{}", "{sku: {name: Premium}}")
-    (found,) = complaints(tmp_path, premium, QUEUE + "  enablePartitioning: true\n")
+    queue = QUEUE + "  enablePartitioning: true\n"
+    plain = NAMESPACE.replace("{}", "{sku: {name: Premium}, premiumMessagingPartitions: 1}")
+    (found,) = complaints(tmp_path, plain, queue)
     assert found.startswith(":11: spec.enablePartitioning: ")
     assert "when it is created" in found
+
+
+@pytest.mark.behaviour("S146")
+def test_entities_of_a_premium_namespace_may_have_another_tier(tmp_path: Path) -> None:
+    premium = NAMESPACE.replace("{}", "{sku: {name: Premium}}")  # the store has its partitions
+    queue = QUEUE + "  enablePartitioning: true\n  maxMessageSizeInKilobytes: "
+    bus = read(tmp_path, premium, queue + "256\n")
+    assert bus.queues[0].properties.enable_partitioning
+    (found,) = complaints(tmp_path, premium, queue + "512\n")
+    assert found.endswith("must be at least 1024")
 
 
 # --- refusals -----------------------------------------------------------------------------------

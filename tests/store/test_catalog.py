@@ -13,6 +13,8 @@ from postbus.contract.entities import (
     EntityStatus,
     QueueProperties,
     RuleProperties,
+    Sku,
+    SkuProperties,
     SubscriptionProperties,
     TopicProperties,
     subscription_path,
@@ -262,32 +264,54 @@ async def test_only_entities_with_a_present_or_former_tombstone_are_gone(
     assert gone == {deleted.entity_no, forgotten.entity_no}
 
 
-async def test_sku_and_partitions_are_recorded_once(catalog: FreeCatalog) -> None:
-    await catalog.tables.record_shape("Basic", 16)
-    await catalog.tables.record_shape("Standard", 16)  # limits only
+async def test_sku_and_partitions_are_recorded_once(store: Store) -> None:
+    namespaces = NamespaceStore(store)
+    assert await namespaces.shape(Sku.BASIC, None) == (Sku.BASIC, 16)
+    for sku in (None, *Sku):  # partition 0 changes the tier
+        assert await namespaces.shape(sku, None) == (Sku.BASIC, 16)
     with pytest.raises(
-        StoreMisconfigured, match=r"Standard with 16 .* Premium with 16; restore sku"
+        StoreMisconfigured, match="16 partitions, fixed at its creation, not 4 as in the"
     ):
-        await catalog.tables.record_shape("Premium", 16)
-    with pytest.raises(StoreMisconfigured, match="asks for Standard with 8"):
-        await catalog.tables.record_shape("Standard", 8)
-    await catalog.tables.record_shape("Standard", 16)
+        await namespaces.shape(Sku.PREMIUM, 4)
+    assert await namespaces.shape(None, None) == (Sku.BASIC, 16)
+
+
+async def test_a_new_store_has_the_partitions_of_its_tier(store: Store) -> None:
+    assert await NamespaceStore(store).shape(None, None) == (Sku.STANDARD, 16)
 
 
 @pytest.mark.behaviour("S149")
-async def test_premium_stays_premium(catalog: FreeCatalog) -> None:
-    await catalog.tables.record_shape("Premium", 4)
-    with pytest.raises(StoreMisconfigured, match="created as Premium with 4 partitions"):
-        await catalog.tables.record_shape("Standard", 16)
-    with pytest.raises(StoreMisconfigured, match="asks for Premium with 8"):
-        await catalog.tables.record_shape("Premium", 8)
+async def test_premium_stays_premium(store: Store) -> None:
+    namespaces = NamespaceStore(store)
+    await namespaces.shape(Sku.PREMIUM, 4)
+    with pytest.raises(StoreMisconfigured, match="stays Premium, but the manifest says Standard"):
+        await namespaces.shape(Sku.STANDARD, None)
+    with pytest.raises(StoreMisconfigured, match="4 partitions, fixed at its creation, not 8"):
+        await namespaces.shape(Sku.PREMIUM, 8)
+    assert await namespaces.shape(Sku.PREMIUM, None) == (Sku.PREMIUM, 4)
 
 
-async def test_older_store_with_more_partitions_is_refused(catalog: FreeCatalog) -> None:
+async def test_a_tier_and_its_definition_are_one_commit(catalog: FreeCatalog, store: Store) -> None:
+    namespaces = NamespaceStore(store)
+    await namespaces.shape(Sku.STANDARD, None)
+    fence = await fence_of(store)
+    premium = NamespaceDefinition(sku=SkuProperties(name=Sku.PREMIUM), tags={"a": "b"})
+    with pytest.raises(CatalogMoved):
+        await namespaces.put(premium, fence._replace(version=fence.version + 1))
+    assert await namespaces.load() == (None, Sku.STANDARD)
+    version = await namespaces.put(premium, fence)
+    assert version == fence.version + 1 == (await catalog.load())[0]
+    assert await namespaces.load() == (premium, Sku.PREMIUM)
+    assert await namespaces.shape(None, None) == (Sku.PREMIUM, 16)
+
+
+async def test_older_store_with_more_partitions_is_refused(
+    catalog: FreeCatalog, store: Store
+) -> None:
     await put_queue(catalog, "orders", QueueProperties(), 11)
     with pytest.raises(StoreMisconfigured, match="in 12 partitions, the manifest asks for 4"):
-        await catalog.tables.record_shape("Premium", 4)
-    await catalog.tables.record_shape("Standard", 16)
+        await NamespaceStore(store).shape(Sku.PREMIUM, 4)
+    await NamespaceStore(store).shape(Sku.STANDARD, None)
 
 
 # --- deleted and kept -----------------------------------------------------------------------------

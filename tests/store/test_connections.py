@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from postbus.contract.entities import Sku
 from postbus.entity.outcomes import SettleRows, Settling
 from postbus.store import connections as connections_module
 from postbus.store import postgres as postgres_module
 from postbus.store.beats import _living
-from postbus.store.catalog import CatalogStore
 from postbus.store.errors import Connection, StoreUnavailable
+from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from tests.store.driving import driven, insert, open_driven, outcome
 from tests.store.relay import Relay, relaying
@@ -60,10 +61,10 @@ async def test_a_start_paused_in_a_transaction_delays_another_briefly(
         paused, other = Store(dsn), Store(database)
         await paused.open()
         relay.pause_at = SIDE, COMMIT
-        recording = asyncio.create_task(CatalogStore(paused).record_shape("Premium", 1))
+        recording = asyncio.create_task(NamespaceStore(paused).shape(Sku.PREMIUM, 1))
         await relay.paused.wait()
         async with asyncio.timeout(5.0):
-            await CatalogStore(other).record_shape("Premium", 1)
+            await NamespaceStore(other).shape(Sku.PREMIUM, 1)
         recording.cancel()
         await paused.close()
         await other.close()

@@ -41,14 +41,9 @@ from postbus.broker.partition.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.trouble import Troubles
 from postbus.broker.router import Router
-from postbus.contract.entities import (
-    EntityKind,
-    Right,
-)
+from postbus.contract.entities import EntityKind, Right
 from postbus.entity.window import WindowBudget
-from postbus.manifests.reader import (
-    BusDefinition,
-)
+from postbus.manifests.reader import BusDefinition
 from postbus.process.data_directory import DataDirectory
 from postbus.process.embedded import EmbeddedError, EmbeddedPostgres
 from postbus.process.local_bus import Announcement, connection_string
@@ -117,7 +112,6 @@ class Bus:
         self._loading_s = loading_s
         self._postgres: EmbeddedPostgres | None = None
         self._budget = WindowBudget(settings.window_bytes)
-        self._partition_count = definition.properties.limits.partition_count
         self._hosts: list[Host] = []
         self._opened: Opened | None = None
         self._defining: Defining | None = None
@@ -177,15 +171,14 @@ class Bus:
         Raises `BusError` and `SettingsError`, as at a start; changes before an error stay.
         """
         refuse_public_keys(self._settings.host, definition)
-        current = self._definition
-        if definition.name != current.name:
-            raise BusError(f"these are manifests of {definition.name}, this bus is {current.name}")
-        if definition.properties.sku.name is not current.properties.sku.name:
-            raise BusError("the tier of a bus cannot be changed")
-        if definition.properties.limits.partition_count != self._partition_count:
-            raise BusError("the number of partitions of a bus cannot be changed")
+        name = self._definition.name
+        if definition.name != name:
+            raise BusError(f"these are manifests of {definition.name}, this bus is {name}")
         assert self._opened is not None
         assert self._defining is not None
+        problems = self._opened.namespace.shape.problems(definition.properties)
+        if problems:
+            raise BusError(f"{'; '.join(problems)}: correct the manifest")
         rules = await asyncio.to_thread(DeclaredKeys(definition, self._data).rules)
         try:
             await self._defining.define(definition, rules)
@@ -256,6 +249,7 @@ class Bus:
         """Load, serve clients, and stop in order when asked to."""
         readiness = self.readiness
         router = self._make_hosts(stores, opened.directory, tasks)
+        opened.namespace.on_change.append(lambda _: self._follow_limits())
         self._message_operations = MessageOperations(router, self._hosts)
         self._administration = Administration(
             opened.directory,
@@ -359,7 +353,8 @@ class Bus:
         return {store: EntityClock(_monotonic_ms, _wall_ms) for store in stores.all}
 
     def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
-        stores_in_use = {stores.home_of(number) for number in range(self._partition_count)}
+        partitions = range(directory.limits.partition_count)
+        stores_in_use = {stores.home_of(number) for number in partitions}
         troubles = {store: Troubles(store.where) for store in stores_in_use}
         self._hosts += [
             Host(
@@ -368,12 +363,11 @@ class Bus:
                 directory=directory,
                 clock=self._clocks[stores.home_of(partition_id)],
                 budget=self._budget,
-                limits=self._definition.properties.limits,
                 new_seed=lambda: secrets.randbits(64),
                 tasks=tasks,
                 troubles=troubles[stores.home_of(partition_id)],
             )
-            for partition_id in range(self._partition_count)
+            for partition_id in partitions
         ]
         for host in self._hosts[1:]:
             host.ownership.follow(self._hosts[0].ownership)
@@ -383,6 +377,10 @@ class Bus:
             return Router(self._hosts, directory)
         self._spans = self._open_spans()
         return TracedRouter(self._hosts, directory, self._spans)
+
+    def _follow_limits(self) -> None:
+        for host in self._hosts:
+            host.follow_limits()
 
     def _open_spans(self) -> OtlpSpans:
         try:
@@ -548,8 +546,9 @@ class Bus:
         names: dict[EntityKind, list[str]] = {kind: [] for kind in EntityKind}
         for entry in self._opened.directory.entries() if self._opened else []:
             names[entry.kind].append(entry.name)
+        defined = self._opened.namespace.definition if self._opened else self._definition.properties
         lines = [
-            ("bus", f"{self._definition.name} ({self._definition.properties.sku.name.value})"),
+            ("bus", f"{self._definition.name} ({defined.sku.name.value})"),
             ("queues", _shown(names[EntityKind.QUEUE])),
             *(
                 (f"{kind.value}s", _shown(names[kind]))

@@ -24,12 +24,11 @@ from postbus.broker.administration import (
 from postbus.broker.audit import DONE, Audit, AuditedChange, outcome_of
 from postbus.broker.catalog.catalog import Catalog
 from postbus.broker.catalog.preconditions import DirectoryRefusal
-from postbus.contract.checks import PlainDefinition, in_order_of_forwarding
+from postbus.contract.checks import PlainDefinition, complete, in_order_of_forwarding
 from postbus.contract.entities import (
     EntityKind,
     EntityProperties,
     TopicProperties,
-    subscription_path,
 )
 from postbus.entity.commands import Refusal, Refused
 from postbus.manifests.reader import BusDefinition
@@ -119,11 +118,12 @@ async def define_entities(
     rules: Sequence[KeyRule],
     audit: Audit,
 ) -> None:
-    """Create or change the entities of the manifests; properties not given stay.
+    """Change the tier to that of the manifests, then create or change their entities.
 
     `rules`: the authorization rules that they declare, for the audit. Raises `DirectoryRefusal`.
     """
-    wanted = _wanted_of(definition)
+    await _declare_sku(definition, administration, audit)
+    wanted = _wanted_of(definition, administration)
     before = administration.version
     differing = [
         AuditedChange(MANIFESTS, "", START, "put", path, {})
@@ -146,6 +146,15 @@ async def define_entities(
         is_changed = put is not None and put.version > before
         audit.end(entry, DONE if is_changed else None)
     await _note_rules(rules, audit)
+
+
+async def _declare_sku(
+    definition: BusDefinition, administration: Administration, audit: Audit
+) -> None:
+    wanted = definition.properties.declared_sku
+    if wanted is not None and wanted is not administration.properties.sku.name:
+        change = AuditedChange(MANIFESTS, "", START, "put namespace", "", {"sku": wanted.value})
+        await audit.recorded(change, administration.declare_sku(wanted))
 
 
 def _differs(known: EntityDescription | None, wanted: WantedEntity) -> bool:
@@ -196,25 +205,30 @@ async def _define(wanted: dict[str, WantedEntity], administration: Administratio
     await administration.put_all([wanted[one.name] for one in in_order_of_forwarding(described)])
 
 
-def _wanted_of(definition: BusDefinition) -> dict[str, WantedEntity]:
-    """Return the entities of the manifests by path, topics before their subscriptions."""
-    topics = [
+def _wanted_of(
+    definition: BusDefinition, administration: Administration
+) -> dict[str, WantedEntity]:
+    """Return the entities of the manifests by path, topics before their subscriptions.
+
+    Fields that they leave out have the defaults of the tier that the namespace has.
+    """
+    wanted = [
         WantedEntity(EntityKind.TOPIC, each.name, each.properties) for each in definition.topics
     ]
-    queues = [
+    wanted += [
+        WantedEntity(EntityKind.SUBSCRIPTION, each.name, each.properties, each.topic, each.rules)
+        for each in definition.subscriptions
+    ]
+    wanted += [
         WantedEntity(EntityKind.QUEUE, each.name, each.properties) for each in definition.queues
     ]
-    kind = EntityKind.SUBSCRIPTION
-    return {
-        **{each.name: each for each in topics},
-        **{
-            subscription_path(each.topic, each.name): WantedEntity(
-                kind, each.name, each.properties, each.topic, each.rules
-            )
-            for each in definition.subscriptions
-        },
-        **{each.name: each for each in queues},
-    }
+    return {each.path: _completed(each, administration) for each in wanted}
+
+
+def _completed(wanted: WantedEntity, administration: Administration) -> WantedEntity:
+    found = administration.find(wanted.path)
+    known = None if found is None else found.properties
+    return replace(wanted, properties=complete(wanted.properties, administration.limits, known))
 
 
 def _forwarding_nowhere(properties: EntityProperties) -> EntityProperties:

@@ -25,6 +25,7 @@ from postbus.broker.audit import Audit
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.router import Router
+from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.amqp.listener import AmqpListener
@@ -125,7 +126,7 @@ class Listeners:
 
     async def _open_front(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
         settings, name = self._settings, self._definition.name
-        limits = self._definition.properties.limits
+        limits = inside.administration.limits
         tls: ssl.SSLContext | None = None
         if settings.is_tls_enabled:
             reloading = self._tls_context(inside.namespace)
@@ -164,6 +165,7 @@ class Listeners:
             max_connections=limits.max_connections,
             admission_control=AdmissionControl.within(limits.max_connections),
         )
+        inside.namespace.on_change.append(lambda _: self._follow(inside.administration.limits))
         wanted: list[tuple[Listener, int, bool, ssl.SSLContext | None]] = []
         if settings.listens_plain:
             wanted.append((Listener.PLAIN, settings.port, True, None))
@@ -175,6 +177,15 @@ class Listeners:
                 self._ports[listener] = await self._front.listen(
                     settings.host, port, is_plain=is_plain, tls=context
                 )
+
+    def _follow(self, limits: NamespaceLimits) -> None:
+        """Apply the limits of another tier to new connections and requests."""
+        if self._amqp is not None:
+            self._amqp.follow_limits(limits)
+        if self._runtime is not None:
+            self._runtime.follow_limits(limits)
+        if self._front is not None:
+            self._front.resize(limits.max_connections)
 
     async def _open_control(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
         settings, controlled = self._settings, inside.controlled

@@ -111,14 +111,14 @@ class Opening:
             stores.first, definition.name, self._seal.check, is_embedded=self._is_embedded
         )
         properties = definition.properties
-        partition_count = properties.limits.partition_count
-        catalog = CatalogStore(stores.first)
-        await catalog.record_shape(properties.sku.name.value, partition_count)
-        directory = Directory(catalog, partition_count, properties.limits)
-        await directory.load()
-        namespace = Namespace(
-            definition.name, definition.declared, NamespaceStore(stores.first), directory
+        namespaces = NamespaceStore(stores.first)
+        shape = await namespaces.shape(
+            properties.declared_sku, properties.premium_messaging_partitions
         )
+        catalog = CatalogStore(stores.first)
+        directory = Directory(catalog, shape.limits)
+        await directory.load()
+        namespace = Namespace(definition.name, definition.declared, namespaces, directory)
         await namespace.load()
         directory.catalog.on_read.append(namespace.load)
         return Opened(

@@ -35,6 +35,7 @@ from postbus.contract.entities import (
     EntityProperties,
     NamespaceLimits,
     RuleProperties,
+    Sku,
     catalog_key,
 )
 from postbus.contract.namespace import NamespaceDefinition
@@ -206,7 +207,7 @@ class Administration:
     @property
     def limits(self) -> NamespaceLimits:
         """What the namespace's tier allows."""
-        return self.properties.limits
+        return self._directory.limits
 
     @property
     def version(self) -> int:
@@ -312,6 +313,10 @@ class Administration:
         Versions of the condition are the catalog's. Raises NOT_ALLOWED naming what is for life.
         """
         return await self._change_tasks.run(self._namespace.put(wanted, condition))
+
+    async def declare_sku(self, wanted: Sku) -> None:
+        """Change the tier to that of a manifest. Raises NOT_ALLOWED if the tier cannot change."""
+        await self._change_tasks.run(self._namespace.declare_sku(wanted))
 
     async def put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
         """Create an entity or replace its definition; returns when its partitions follow it."""

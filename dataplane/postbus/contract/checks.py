@@ -56,15 +56,27 @@ class PlainDefinition(NamedTuple):
 # --- the tier -----------------------------------------------------------------------------------
 
 
-def complete(properties: P, limits: NamespaceLimits) -> P:
+def complete(properties: P, limits: NamespaceLimits, known: EntityProperties | None = None) -> P:
     """Return the properties with the tier's defaults for unset fields.
 
-    In a namespace that is partitioned as a whole, `enable_partitioning` is true for each entity.
+    In a namespace that is partitioned as a whole, `enable_partitioning` is true for each entity,
+    except for one that was created before: `known` has the properties of an existing entity.
     """
-    return properties.model_copy(update=_tier_defaults(properties, limits))
+    return properties.model_copy(update=_tier_defaults(properties, limits, known))
 
 
-def _tier_defaults(properties: EntityProperties, limits: NamespaceLimits) -> dict[str, Any]:
+def assume(properties: P, limits: NamespaceLimits) -> P:
+    """Return the properties with the defaults of an assumed tier.
+
+    These fields stay unset, so that `complete` replaces them by the defaults of the actual tier.
+    """
+    values = dict(complete(properties, limits))
+    return type(properties).model_construct(_fields_set=properties.model_fields_set, **values)
+
+
+def _tier_defaults(
+    properties: EntityProperties, limits: NamespaceLimits, known: EntityProperties | None
+) -> dict[str, Any]:
     said = properties.model_fields_set
     changes: dict[str, Any] = {}
     if "default_message_ttl_ms" not in said:
@@ -72,13 +84,34 @@ def _tier_defaults(properties: EntityProperties, limits: NamespaceLimits) -> dic
     if not isinstance(properties, SubscriptionProperties):
         if "max_message_size_in_kilobytes" not in said:
             changes["max_message_size_in_kilobytes"] = limits.default_message_size_kb
-        if limits.is_wholly_partitioned:
+        is_plain = known is not None and not getattr(known, "enable_partitioning", False)
+        if limits.is_wholly_partitioned and not is_plain:
             changes["enable_partitioning"] = True
+        elif "enable_partitioning" not in said:
+            changes["enable_partitioning"] = False
     return changes
 
 
-def tier_problems(properties: EntityProperties, limits: NamespaceLimits) -> dict[str, str]:
-    """Return properties that the namespace's tier does not allow, and contradictions."""
+def tier_problems(
+    properties: EntityProperties, limits: NamespaceLimits, known: EntityProperties | None = None
+) -> dict[str, str]:
+    """Return properties that the namespace's tier does not allow, and contradictions.
+
+    An existing entity may keep its properties, also those of another tier: `known` has them.
+    """
+    problems = _tier_problems(properties, limits)
+    if problems and known is not None:
+        kept, wanted = (each.model_dump(by_alias=True) for each in (known, properties))
+        missing = object()
+        return {
+            field: text
+            for field, text in problems.items()
+            if kept.get(field, missing) != wanted.get(field)
+        }
+    return problems
+
+
+def _tier_problems(properties: EntityProperties, limits: NamespaceLimits) -> dict[str, str]:
     problems: dict[str, str] = {}
     if properties.default_message_ttl_ms > limits.max_default_ttl_ms:
         most = format_duration(limits.max_default_ttl_ms)

@@ -116,12 +116,20 @@ class NamespaceLimits:
     def size_factor(self, *, is_partitioned: bool) -> int:
         """Return the factor by which an entity's size exceeds the size in its definition.
 
-        In Standard each partition of a partitioned entity has the full size: 5 GB become 80 GB. In
-        a namespace that is partitioned as a whole, the partitions share it. Source: Azure's page on
-        partitioned entities.
+        In Standard each partition of a partitioned entity has the full size: 5 GB become 80 GB, and
+        stay 80 GB in Premium. In a namespace that was created as Premium the partitions share it.
+        Source: Azure's page on partitioned entities.
         """
-        is_each = is_partitioned and self.max_partitioned_count is not None
-        return self.partition_count if is_each else 1
+        is_each = self.max_partitioned_count is not None or self.is_upgraded
+        return self.partition_count if is_partitioned and is_each else 1
+
+    @property
+    def is_upgraded(self) -> bool:
+        """Whether it is Premium and was created in another tier, whose partitions it keeps."""
+        return (
+            self.max_partitioned_count is None
+            and self.partition_count == LIMITS[Sku.STANDARD].partition_count
+        )
 
 
 LIMITS: Final = {
@@ -142,6 +150,12 @@ LIMITS: Final = {
         max_partitioned_count=None,
     ),
 }
+
+
+def limits_of(sku: Sku, partition_count: int | None = None) -> NamespaceLimits:
+    """Return the limits of a tier with a number of partitions; None: that of a new namespace."""
+    limits = LIMITS[sku]
+    return replace(limits, partition_count=partition_count or limits.partition_count)
 
 
 # --- durations ----------------------------------------------------------------------------------
@@ -462,12 +476,15 @@ class NamespaceProperties(Model):
         return value
 
     @property
-    def limits(self) -> NamespaceLimits:
-        """The limits of the namespace's tier, with the namespace's number of partitions."""
-        limits = LIMITS[self.sku.name]
-        return replace(
-            limits, partition_count=self.premium_messaging_partitions or limits.partition_count
-        )
+    def declared_sku(self) -> Sku | None:
+        """The tier if the definition names it."""
+        is_said = "sku" in self.model_fields_set and "name" in self.sku.model_fields_set
+        return self.sku.name if is_said else None
+
+    @property
+    def new_limits(self) -> NamespaceLimits:
+        """The limits of a new namespace with this definition; an existing one has its store's."""
+        return limits_of(self.sku.name, self.premium_messaging_partitions)
 
 
 EntityPath = Annotated[str, StringConstraints(min_length=1, max_length=260)]

@@ -95,6 +95,11 @@ class PortMultiplexer:
             self._accepting.append(task)
         return port
 
+    def resize(self, max_connections: int) -> None:
+        """Accept another number of connections; those above it stay."""
+        self._max_connections = max_connections
+        self.admission_control.resize(max_connections)
+
     @property
     def connection_count(self) -> int:
         """Return the number of connections of all ports."""

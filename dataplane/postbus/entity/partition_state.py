@@ -131,6 +131,12 @@ class PartitionState:
 
     # --- for the host -----------------------------------------------------------------------------
 
+    def set_limits(self, limits: NamespaceLimits) -> None:
+        """Take over the limits of another tier. Definitions, messages and locks stay."""
+        self._context.limits = limits
+        for entity in self.entities.values():  # a topic before its subscriptions
+            entity.follow_limits()
+
     def apply(
         self, command: Command, now_ms: int, found: Sequence[StoredRow] | None = None
     ) -> Outcome | Needs:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from postbus.contract.checks import (
     PlainDefinition,
-    complete,
+    assume,
     doubled_rule,
     forwarding_problems,
     forwarding_warnings,
@@ -31,6 +31,7 @@ from postbus.contract.checks import (
 )
 from postbus.contract.entities import (
     LEAST_KEY_CHARS,
+    LIMITS,
     PUBLIC_KEY,
     AuthorizationRule,
     EntityKind,
@@ -40,6 +41,7 @@ from postbus.contract.entities import (
     QueueProperties,
     Right,
     RuleProperties,
+    Sku,
     SubscriptionProperties,
     TopicProperties,
     check_subscription_name,
@@ -314,7 +316,7 @@ class _BusReader:
         self._read = read
         self._key = key
         self._document, self._bus = read.namespaces[key]
-        self._limits = self._bus.spec.limits
+        self._limits = self._bus.spec.new_limits
         self._entities: dict[str, tuple[Document, PlainDefinition]] = {}
         self._subscriptions: dict[str, list[PlainDefinition]] = {}
         self._topic_rules: dict[str, list[RuleProperties]] = {}
@@ -341,7 +343,7 @@ class _BusReader:
             if (spec.owner.namespace or cluster_namespace, spec.owner.name) != self._key:
                 continue
             name = spec.entity_name or queue.metadata.name
-            properties = complete(_only(QueueProperties, spec), self._limits)
+            properties = assume(_only(QueueProperties, spec), self._limits)
             if self._admit(document, cluster_namespace, name, EntityKind.QUEUE, properties):
                 rules = self._read.rules(document, cluster_namespace, spec.authorization_rules)
                 yield QueueDefinition(name, properties, rules)
@@ -352,7 +354,7 @@ class _BusReader:
             if (spec.owner.namespace or cluster_namespace, spec.owner.name) != self._key:
                 continue
             name = spec.entity_name or topic.metadata.name
-            properties = complete(_only(TopicProperties, spec), self._limits)
+            properties = assume(_only(TopicProperties, spec), self._limits)
             if self._admit(document, cluster_namespace, name, EntityKind.TOPIC, properties):
                 rules = self._read.rules(document, cluster_namespace, spec.authorization_rules)
                 yield TopicDefinition(name, properties, rules)
@@ -371,7 +373,7 @@ class _BusReader:
                 check_subscription_name(name)
             except ValueError as error:
                 self._complain(document, ("metadata", "name"), f"{error}: set entityName")
-            properties = complete(_only(SubscriptionProperties, spec), self._limits)
+            properties = assume(_only(SubscriptionProperties, spec), self._limits)
             path = subscription_path(topic, name)
             if self._admit(document, cluster_namespace, path, EntityKind.SUBSCRIPTION, properties):
                 described = self._entities[path.lower()][1]
@@ -407,9 +409,21 @@ class _BusReader:
             self._complain(document, ("spec", "entityName"), message)
             return False
         self._entities[name.lower()] = (document, PlainDefinition(name, kind, properties))
-        for where, message in tier_problems(properties, self._limits).items():
+        for where, message in self._tier_problems(properties).items():
             self._complain(document, ("spec", where) if where else ("kind",), message)
         return True
+
+    def _tier_problems(self, properties: EntityProperties) -> dict[str, str]:
+        """Return what the tier does not allow.
+
+        A Premium namespace that does not name its partitions may have been Standard: its entities
+        may then be as they were. Only the bus knows.
+        """
+        spec, problems = self._bus.spec, tier_problems(properties, self._limits)
+        if spec.sku.name is not Sku.PREMIUM or spec.premium_messaging_partitions is not None:
+            return problems
+        in_standard = tier_problems(properties, LIMITS[Sku.STANDARD])
+        return {where: text for where, text in problems.items() if where in in_standard}
 
     def _check_rules(
         self, document: Document, topic: str, rules: tuple[RuleProperties, ...] | None

@@ -16,7 +16,7 @@ import asyncpg
 
 from postbus.contract.entities import PROPERTIES_OF, EntityKind, EntityProperties, RuleProperties
 from postbus.store.catalog_change import CatalogFence, changing
-from postbus.store.postgres import Store, StoreMisconfigured
+from postbus.store.postgres import Store
 
 
 class DeletedReason(Enum):
@@ -145,34 +145,6 @@ class CatalogStore:
             rows = await connection.fetch(BURIED, list(copies), list(copies.values()))
         return {row["entity_no"] for row in rows}
 
-    async def record_shape(self, sku: str, partition_count: int) -> None:
-        """Record SKU and number of partitions; raise StoreMisconfigured if the store has others.
-
-        The partition count never changes (ADR 37), so Premium stays Premium; Basic may become
-        Standard and vice versa.
-        """
-        await self._store.open()
-        async with self._store.aside() as connection, connection.transaction():
-            row = await connection.fetchrow(READ_SHAPE)
-            assert row is not None
-            count = row["partition_count"]
-            if count is None and row["in_use"] > partition_count:
-                raise StoreMisconfigured(
-                    f"the store has queues in {row['in_use']} partitions, the manifest asks for "
-                    f"{partition_count}; restore the original number of partitions in the manifest"
-                )
-            is_premium_changed = row["sku"] is not None and PREMIUM in (row["sku"], sku)
-            if count is not None and (
-                count != partition_count or (is_premium_changed and row["sku"] != sku)
-            ):
-                raise StoreMisconfigured(
-                    f"the store was created as {row['sku']} with {count} partitions, the manifest "
-                    f"asks for {sku} with {partition_count}; restore sku and partitions in the "
-                    "manifest, or use a new database and move the messages"
-                )
-            if (row["sku"], count) != (sku, partition_count):
-                await connection.execute(WRITE_SHAPE, sku, partition_count)
-
     async def created_ms(self) -> int:
         """Return the creation time of the store and namespace, by the database's clock."""
         await self._store.open()
@@ -236,18 +208,9 @@ class CatalogStore:
         return entries
 
 
-PREMIUM: Final = "Premium"
 LOCK_MS: Final = 4_500
 LOCK_VERSION: Final = "select version from postbus.catalog_version for share"
 READ_AGE: Final = "select (extract(epoch from created_at) * 1000)::bigint from postbus.store"
-
-READ_SHAPE: Final = """
-select sku, partition_count,
-       (select coalesce(max(home_partition) + 1, 0) from postbus.catalog where not is_deleted)
-           as in_use
-from postbus.store for update
-"""
-WRITE_SHAPE: Final = "update postbus.store set sku = $1, partition_count = $2"
 COLUMNS: Final = """
 entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no, rules,
 is_partitioned, restorable_until_ms, deleted_with, forwards_as_sent

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from postbus.broker.catalog.directory import Directory, DirectoryRefusal, home_of
 from postbus.broker.catalog.entries import Entries, put_of
 from postbus.broker.catalog.preconditions import NotWritten, WantedEntity
+from postbus.contract.checks import complete
 from postbus.contract.entities import (
     DEFAULT_RULE,
     LIMITS,
@@ -27,6 +28,7 @@ from postbus.contract.entities import (
     SqlFilter,
     SubscriptionProperties,
     TopicProperties,
+    limits_of,
 )
 from postbus.entity.commands import Command, Done, DropEntity, PutEntity, Refusal, Reply
 from postbus.store.catalog import (
@@ -320,17 +322,44 @@ async def test_all_entities_of_a_partitioned_premium_namespace_are_partitioned(
     assert (await put_subscription(directory, "events", "a", SUBSCRIPTION)).is_partitioned
 
 
-async def test_a_partitioned_entity_stays_partitioned_in_premium(store: Store) -> None:
+@pytest.mark.behaviour("S146")
+async def test_existing_entities_keep_home_and_definition_in_premium(store: Store) -> None:
     catalog = CatalogStore(store)
-    await put_queue((await open_directory(catalog))[0], "orders", PARTITIONED)
-    directory = directory_of(catalog, 4, PREMIUM)
-    await directory.load()
-    changed = PARTITIONED.model_copy(
-        update={"max_delivery_count": 3, "max_message_size_in_kilobytes": 1024}
+    directory, _ = await open_directory(catalog)
+    spread = await put_queue(directory, "spread", PARTITIONED)
+    plain = await put_queue(directory, "plain", QUEUE)
+    directory.limits = limits_of(Sku.PREMIUM, directory.limits.partition_count)
+    for before in (spread, plain):
+        assert before.properties.max_message_size_in_kilobytes == 256
+        for changes in (
+            {"max_delivery_count": 3},
+            {"max_delivery_count": 3, "max_message_size_in_kilobytes": 1024},
+        ):
+            wanted = before.properties.model_copy(update=changes)
+            after = await put_queue(directory, before.name, wanted)
+            assert (after.is_partitioned, after.home_partition, after.properties) == (
+                before.is_partitioned, before.home_partition, wanted
+            )  # fmt: skip
+        with pytest.raises(DirectoryRefusal, match="must be at least 1024"):
+            await put_queue(directory, before.name, before.properties)
+    bare = await put_queue(directory, "plain", QueueProperties())
+    assert (bare.is_partitioned, bare.properties) == (
+        False,
+        complete(QUEUE, directory.limits, QUEUE),
     )
-    assert (await put_queue(directory, "orders", changed)).is_partitioned
-    with pytest.raises(DirectoryRefusal, match="when it is created"):
-        await put_queue(directory, "another", changed)
+    with pytest.raises(DirectoryRefusal, match="cannot be changed from false"):
+        await put_queue(directory, "plain", QueueProperties(enable_partitioning=True))
+    assert (await put_queue(directory, "new", QueueProperties())).is_partitioned
+    assert (await put_topic(directory, "events", TOPIC)).is_partitioned
+
+
+async def test_an_entity_of_another_tier_is_restored(store: Store) -> None:
+    directory, _ = await open_directory(CatalogStore(store))
+    before = await put_queue(directory, "plain", QUEUE)
+    await directory.retain("plain", 1 << 60)
+    directory.limits = limits_of(Sku.PREMIUM, directory.limits.partition_count)
+    after = await directory.restore(before.entity_no)
+    assert (after.properties, after.is_partitioned) == (before.properties, False)
 
 
 # --- refusals -----------------------------------------------------------------------------------

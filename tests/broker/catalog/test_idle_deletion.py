@@ -17,11 +17,11 @@ from postbus.broker.catalog.preconditions import NotWritten
 from postbus.broker.partition.clock import ManualClock
 from postbus.broker.partition.host import Host
 from postbus.contract.entities import (
-    LIMITS,
     QueueProperties,
     Sku,
     SubscriptionProperties,
     TopicProperties,
+    limits_of,
 )
 from postbus.entity import commands
 from postbus.entity.commands import (
@@ -95,7 +95,7 @@ BUSY = Refused(Refusal.BUSY, "in use")
 async def open_directory(
     store: Store, count: int = 2, catalog: CatalogStore | None = None
 ) -> tuple[Directory, list[Partition]]:
-    directory = Directory(catalog or CatalogStore(store), count)
+    directory = Directory(catalog or CatalogStore(store), limits_of(Sku.STANDARD, count))
     await directory.load()
     partitions = [Partition() for _ in range(count)]
     directory.follow(partitions)
@@ -426,7 +426,7 @@ class Broker:
 async def running(
     store: Store, is_everything_loaded: bool = True, catalog: CatalogStore | None = None
 ) -> AsyncIterator[Broker]:
-    directory = Directory(catalog or CatalogStore(store), 2)
+    directory = Directory(catalog or CatalogStore(store), limits_of(Sku.STANDARD, 2))
     await directory.load()
     clock = manual_clock()
     async with asyncio.TaskGroup() as tasks:
@@ -437,7 +437,6 @@ async def running(
                 directory=directory,
                 clock=clock,
                 budget=WindowBudget(1 << 26),
-                limits=LIMITS[Sku.STANDARD],
                 new_seed=lambda: 1,
                 tasks=tasks,
             )

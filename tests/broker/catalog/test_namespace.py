@@ -10,14 +10,21 @@ from postbus.broker.administration import DeletePolicy
 from postbus.broker.catalog.directory import DirectoryRefusal
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.catalog.preconditions import NotWritten, Precondition
-from postbus.contract.entities import DAY_MS, QueueProperties
+from postbus.contract.entities import (
+    DAY_MS,
+    LIMITS,
+    NamespaceLimits,
+    QueueProperties,
+    Sku,
+    limits_of,
+)
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal
 from postbus.store.catalog import CatalogStore
 from postbus.store.catalog_change import CatalogFence
 from postbus.store.errors import StoreUnavailable
 from postbus.store.namespace import NamespaceStore
-from postbus.store.postgres import Store
+from postbus.store.postgres import Store, StoreMisconfigured
 from tests.broker.administration_rig import administered, refusal_of
 from tests.broker.owner import directory_of
 from tests.broker.putting import NEW, a_queue, put_queue
@@ -32,11 +39,16 @@ def defined(**fields: Any) -> NamespaceDefinition:
 async def started(
     store: Store, declared: NamespaceDefinition, namespaces: NamespaceStore | None = None
 ) -> Namespace:
-    """Return the namespace as a start of the broker finds it."""
-    directory = directory_of(CatalogStore(store), 4)
+    """Return the namespace as a start of the broker finds it, with its manifest applied."""
+    namespaces = namespaces or NamespaceStore(store)
+    shape = await namespaces.shape(declared.declared_sku, declared.premium_messaging_partitions)
+    catalog = CatalogStore(store)
+    directory = directory_of(catalog, shape.partition_count, shape.limits)
     await directory.load()
-    made = Namespace("bus", declared, namespaces or NamespaceStore(store), directory)
+    made = Namespace("bus", declared, namespaces, directory)
     await made.load()
+    if declared.declared_sku is not None:
+        await made.declare_sku(declared.declared_sku)
     directory.catalog.on_read.append(made.load)
     return made
 
@@ -81,9 +93,8 @@ async def test_missing_fields_get_defaults_except_immutable_ones(store: Store) -
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("sku.name", {"sku": {"name": "Basic"}}),
         (
-            "premiumMessagingPartitions",
+            "premiumMessagingPartitions: the namespace has 16 partitions, fixed at its creation",
             {"sku": {"name": "Premium"}, "premiumMessagingPartitions": 2},
         ),
         ("authorizationRules", {"authorizationRules": [{"name": "a", "rights": ["Send"]}]}),
@@ -129,15 +140,71 @@ async def test_manifest_wins_at_a_start_and_other_fields_keep_their_values(
     assert silent.definition.minimum_tls_version == "1.2"
 
 
-async def test_a_tier_that_a_manifest_changed_is_not_changed_back(store: Store) -> None:
+async def test_the_tier_is_that_of_the_manifest_or_else_of_the_store(store: Store) -> None:
+    namespace = await started(store, defined(sku={"name": "Standard"}))
     namespace = await started(store, defined(sku={"name": "Premium"}))
     await namespace.put(defined(sku={"name": "Premium", "capacity": 4}))
     assert namespace.definition.sku.capacity == 4
-    bare = NamespaceDefinition(sku=defined(sku={"name": "Premium"}).sku)
-    bare.__pydantic_fields_set__.discard("sku")
-    assert (await started(store, bare)).definition.sku.capacity == 4
+    silent = (await started(store, defined())).definition
+    assert (silent.sku.name, silent.sku.capacity) == (Sku.PREMIUM, 4)
     assert (await started(store, defined(sku={"name": "Premium"}))).definition.sku.capacity is None
-    assert (await started(store, defined())).definition.sku == defined().sku
+
+
+# --- the tier -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [Sku.BASIC, Sku.PREMIUM])
+async def test_a_tier_is_put_with_its_limits(store: Store, after: Sku) -> None:
+    namespace = await started(store, defined())
+    directory, heard = namespace._directory, list[NamespaceLimits]()
+    namespace.on_change.append(lambda _: heard.append(directory.limits))
+    await namespace.put(defined(sku={"name": after.value}))
+    assert namespace.shape == (after, 16)
+    assert heard == [limits_of(after, 16)]
+    again = await started(store, defined())
+    assert (again.shape, again.definition.premium_messaging_partitions) == ((after, 16), None)
+    assert again._directory.version == directory.version
+
+
+@pytest.mark.behaviour("S149")
+async def test_premium_is_never_left(store: Store) -> None:
+    namespace = await started(store, defined(sku={"name": "Premium"}))
+    for sku in ("Basic", "Standard"):
+        with pytest.raises(
+            DirectoryRefusal, match=r"sku.name: .* Premium namespace stays"
+        ) as caught:
+            await namespace.put(defined(sku={"name": sku}))
+        assert caught.value.refused.refusal is Refusal.NOT_ALLOWED
+        with pytest.raises(DirectoryRefusal, match=f"stays Premium; the manifest says {sku}"):
+            await namespace.declare_sku(Sku(sku))
+    assert namespace.definition.sku.name is Sku.PREMIUM
+    with pytest.raises(StoreMisconfigured, match="Premium namespace stays Premium"):
+        await started(store, defined(sku={"name": "Standard"}))
+
+
+async def test_another_broker_follows_the_tier_whatever_its_manifest_says(store: Store) -> None:
+    owner = await started(store, defined(sku={"name": "Standard"}))
+    other = await started(store, defined(sku={"name": "Standard"}))
+    await owner.put(defined(sku={"name": "Premium", "capacity": 2}))
+    catalog = other._directory.catalog
+    await catalog.refresh(await catalog.store.read_version())
+    assert other.definition.sku == owner.definition.sku
+    assert other._directory.limits == limits_of(Sku.PREMIUM, 16)
+
+
+@pytest.mark.parametrize("loses", ["answer", "write"])
+async def test_a_tier_with_unknown_result_is_looked_up(store: Store, loses: str) -> None:
+    namespaces = LossyNamespaces(store)
+    namespace = await started(store, defined(), namespaces)
+    namespaces.loses, namespaces.failing_loads = loses, 1
+    if loses == "answer":
+        await namespace.declare_sku(Sku.PREMIUM)
+        assert namespace._directory.limits == limits_of(Sku.PREMIUM, 16)
+    else:
+        with pytest.raises(NotWritten):
+            await namespace.declare_sku(Sku.PREMIUM)
+        assert namespace.shape == (Sku.STANDARD, 16)
+        assert namespace._directory.limits == LIMITS[Sku.STANDARD]
 
 
 # --- a store that fails -------------------------------------------------------------------------
@@ -149,7 +216,7 @@ class LossyNamespaces(NamespaceStore):
     loses = ""
     failing_loads = 0
 
-    async def load(self) -> NamespaceDefinition | None:
+    async def load(self) -> tuple[NamespaceDefinition | None, Sku | None]:
         if self.failing_loads:
             self.failing_loads -= 1
             raise StoreUnavailable
@@ -162,6 +229,12 @@ class LossyNamespaces(NamespaceStore):
         if self.loses == "answer":
             raise StoreUnavailable
         return version
+
+    async def put_sku(self, sku: Sku, fence: CatalogFence) -> int:
+        if self.loses == "write":
+            raise StoreUnavailable
+        await super().put_sku(sku, fence)
+        raise StoreUnavailable
 
 
 @pytest.mark.parametrize("loses", ["answer", "write"])
@@ -195,5 +268,5 @@ async def test_changed_retention_applies_to_later_deletions(store: Store) -> Non
             round(((each.restorable_until_ms or 0) - each.deleted_ms) / DAY_MS) for each in kept
         ]
         assert days_kept == [7, 3]
-        basic = administration.put_namespace(defined(sku={"name": "Basic"}))
-        assert await refusal_of(basic) is Refusal.NOT_ALLOWED
+        rules = defined(authorizationRules=[{"name": "a", "rights": ["Send"]}])
+        assert await refusal_of(administration.put_namespace(rules)) is Refusal.NOT_ALLOWED

@@ -12,7 +12,7 @@ import pytest
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
-from postbus.contract.entities import LIMITS, QueueProperties, Sku
+from postbus.contract.entities import QueueProperties
 from postbus.entity.commands import (
     AddConsumer,
     Delivery,
@@ -79,7 +79,6 @@ async def hosted(store: Store) -> AsyncIterator[tuple[Host, int]]:
             directory=directory,
             clock=clock,
             budget=WindowBudget(1 << 26),
-            limits=LIMITS[Sku.STANDARD],
             new_seed=lambda: 1,
             tasks=tasks,
         )

@@ -14,7 +14,7 @@ import pytest
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
-from postbus.contract.entities import LIMITS, QueueProperties, Sku
+from postbus.contract.entities import QueueProperties
 from postbus.entity.commands import (
     Delivery,
     DemandSet,
@@ -82,7 +82,6 @@ async def served(
             directory=directory,
             clock=clock,
             budget=budget or WindowBudget(1 << 26),
-            limits=LIMITS[Sku.STANDARD],
             new_seed=lambda: 1,
             tasks=tasks,
             monotonic_s=monotonic_s,

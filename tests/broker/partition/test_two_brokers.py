@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -13,7 +14,14 @@ from postbus.broker.access.caller_fence import CallerTooOld
 from postbus.broker.administration import DeletePolicy
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.partition.host import Host
-from postbus.contract.entities import QueueProperties
+from postbus.contract.entities import (
+    NamespaceProperties,
+    QueueProperties,
+    Sku,
+    SkuProperties,
+    limits_of,
+)
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal, Tick
 from tests.assembly.test_bus import TAKE
 from tests.broker.brokers_rig import Brokers, brokers_on, definition, peek, send
@@ -23,6 +31,7 @@ from tests.store.relay import relaying
 
 pytestmark = pytest.mark.slow
 
+PREMIUM = NamespaceDefinition(sku=SkuProperties(name=Sku.PREMIUM))
 AUDITED = b"insert into postbus.audit"
 """The first statement to the store before manifests change entities."""
 
@@ -132,6 +141,43 @@ async def test_standby_applies_its_manifests_when_it_takes_over(
 
     await wait_until(is_declared, 10)
     assert second.administration.find("of-the-start") is None
+
+
+async def test_standby_has_the_tier_that_the_owner_is_given(brokers: Brokers) -> None:
+    first = await brokers.start("first")
+    second = await brokers.start("second")
+    await create(first, "orders")
+    await first.administration.put_namespace(PREMIUM)
+
+    async def is_premium() -> bool:
+        return second.administration.properties.sku.name is Sku.PREMIUM
+
+    await wait_until(is_premium, 10)
+    await first.stop()
+    await own(second)
+    assert second.administration.limits == limits_of(Sku.PREMIUM, 16)
+    await create(second, "large")
+    await send(second, "large", "x" * 600_000)
+
+
+async def test_standby_changes_the_tier_to_that_of_its_manifest_when_it_takes_over(
+    brokers: Brokers,
+) -> None:
+    first = await brokers.start("first", "orders")
+    await send(first, "orders", *"abc")
+    premium = replace(definition("large"), properties=NamespaceProperties(sku=PREMIUM.sku))
+    second = await brokers.start_with("second", premium, brokers.sealing_key())
+    assert second.administration.properties.sku.name is Sku.STANDARD
+    await first.stop()
+    await own(second)
+
+    async def is_declared() -> bool:
+        return second.administration.find("large") is not None
+
+    await wait_until(is_declared, 10)
+    assert second.administration.properties.sku.name is Sku.PREMIUM
+    assert await peek(second, "orders") == [*"abc"]
+    await send(second, "large", "x" * 600_000)
 
 
 async def test_owner_that_became_a_standby_applies_manifests_it_reads_then(

@@ -105,6 +105,8 @@ def test_small_namespace_admits_fewer() -> None:
     admission_control = AdmissionControl.within(1_000)
     assert len(admit(admission_control, CROWD, 1_000)) == 200
     assert len(admit(admission_control, OTHER, 1_000)) == 200
+    admission_control.resize(5_000)  # it is Standard now
+    assert len(admit(admission_control, CROWD, 5_000)) == 800
     admission_control = AdmissionControl.within(5_000)
     assert len(admit(admission_control, CROWD, 5_000)) == 1_000
 

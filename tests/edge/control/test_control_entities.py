@@ -435,14 +435,16 @@ def test_a_namespace_is_partitioned_for_life(api: Caller) -> None:
     partitioned = {"sku": {"name": "Premium"}, "premiumMessagingPartitions": 2}
     refused = api.put("/v1/namespace", partitioned)
     assert (refused.status, refused.kind) == (409, "immutable")
+    assert "premiumMessagingPartitions: the namespace has 16" in refused.body["detail"]
     assert api.get("/v1/namespace").body == before
 
 
 def test_changes_of_immutable_properties_of_the_namespace_are_refused_by_name(api: Caller) -> None:
     before = api.get("/v1/namespace").body
-    refused = api.put("/v1/namespace", {"sku": {"name": "Basic"}, "minimumTlsVersion": "1.3"})
+    rules = {"authorizationRules": [{"name": "a", "rights": ["Send"]}]}
+    refused = api.put("/v1/namespace", rules | {"minimumTlsVersion": "1.3"})
     assert (refused.status, refused.kind) == (409, "immutable")
-    assert "sku.name" in refused.body["detail"]
+    assert "authorizationRules" in refused.body["detail"]
     old = api.put("/v1/namespace", {}, headers={"If-Match": '"0"'})
     assert (old.status, old.kind) == (412, "version-differs")
     assert old.body["detail"].endswith('", but If-Match names another: read it again')

@@ -76,7 +76,7 @@ def test_a_premium_namespace_has_the_partitions_it_was_created_with(
         assert (changed.status, changed.kind) == (409, "immutable")
     other = declared_as(premium | {"premiumMessagingPartitions": 8})
     with (
-        pytest.raises(BusError, match="created as Premium with 4 partitions"),
+        pytest.raises(BusError, match="4 partitions, fixed at its creation, not 8"),
         controlled_bus(database, tmp_path / "bus", definition=other),
     ):
         pass

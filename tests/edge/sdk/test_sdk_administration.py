@@ -33,7 +33,7 @@ from azure.servicebus.management import (
     TrueRuleFilter,
 )
 
-from tests.edge.bus_thread import BusThread
+from tests.edge.bus_thread import PARTITION_COUNT, BusThread
 
 FOREVER = timedelta(days=10_675_199, hours=2, minutes=48, seconds=5, microseconds=477_581)
 
@@ -212,7 +212,7 @@ def test_a_queue_reads_back_as_it_was_made(
         assert properties.forward_to is None
         assert properties.status == "Active"
         assert properties.availability_status == "Available"
-        assert properties.max_size_in_megabytes == 16 * 2048
+        assert properties.max_size_in_megabytes == PARTITION_COUNT * 2048
         assert properties.max_message_size_in_kilobytes == 256
         assert not properties.authorization_rules
     assert [each.name for each in administration.list_queues()].count("Read/Back") == 1
@@ -248,7 +248,7 @@ def test_omitted_properties_have_the_defaults_of_service_bus(
     assert topic.support_ordering is True
     partitioned = administration.create_topic("partitioned-topic", enable_partitioning=True)
     assert partitioned.enable_partitioning is True
-    assert partitioned.max_size_in_megabytes == 16 * 1024
+    assert partitioned.max_size_in_megabytes == PARTITION_COUNT * 1024
 
 
 def test_a_topic_and_a_subscription_read_back_as_they_were_made(

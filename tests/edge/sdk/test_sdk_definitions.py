@@ -8,7 +8,7 @@ import pytest
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from postbus.contract.entities import QueueProperties
-from tests.edge.bus_thread import BusThread
+from tests.edge.bus_thread import PARTITION_COUNT, BusThread
 from tests.edge.sdk.test_sdk_administration import administration_of, refusal_of
 
 pytestmark = pytest.mark.slow
@@ -24,12 +24,12 @@ def test_the_size_of_a_partitioned_entity_is_that_of_all_its_parts(
     bus: BusThread, administration: ServiceBusAdministrationClient
 ) -> None:
     made = administration.create_queue(
-        "big", enable_partitioning=True, max_size_in_megabytes=16 * 3072
+        "big", enable_partitioning=True, max_size_in_megabytes=PARTITION_COUNT * 3072
     )
-    assert made.max_size_in_megabytes == 16 * 3072
+    assert made.max_size_in_megabytes == PARTITION_COUNT * 3072
     made.user_metadata = "changed"
     administration.update_queue(made)
-    assert administration.get_queue("big").max_size_in_megabytes == 16 * 3072
+    assert administration.get_queue("big").max_size_in_megabytes == PARTITION_COUNT * 3072
     entry = bus.administration.find("big")
     assert entry is not None
     assert entry.properties == QueueProperties(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract.entities import LIMITS, MAX_DURATION_MS, QueueProperties, Sku
+from postbus.contract.entities import DAY_MS, LIMITS, MAX_DURATION_MS, QueueProperties, Sku
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
@@ -20,10 +20,20 @@ from postbus.entity.commands import (
     SubQueue,
 )
 from postbus.entity.outcomes import Outcome
-from tests.entity.partition_rig import DELETE, DLQ, QUEUE, Rig, message, name_of, properties_of
+from tests.entity.partition_rig import (
+    DELETE,
+    DLQ,
+    QUEUE,
+    TOPIC,
+    Rig,
+    message,
+    name_of,
+    properties_of,
+)
 
 COMPLETE, ABANDON = Disposition.COMPLETE, Disposition.ABANDON
 LOCK_MS = 60_000
+SUBSCRIPTION = 21
 DEAD_LETTERING = QueueProperties(dead_lettering_on_message_expiration=True)
 
 
@@ -280,6 +290,20 @@ def test_every_way_to_receive_shows_the_default_of_the_entity(
     else:
         (delivery,) = rig.receive(mode=mode)
     assert (delivery.enqueued_ms, delivery.ttl_ms) == (sent_ms, 2_000)
+
+
+def test_limits_of_another_tier_apply_to_what_is_looked_at_afterwards() -> None:
+    rig = Rig()
+    rig.put_topic()
+    rig.put_subscription(SUBSCRIPTION)
+    rig.send("a", "b")
+    rig.send("c", "d", entity_no=TOPIC)
+    rig.advance(14 * DAY_MS)
+    assert names(rig.receive(mode=DELETE)) == ["a"]
+    assert names(rig.receive("B", mode=DELETE, entity_no=SUBSCRIPTION)) == ["c"]
+    rig.state.set_limits(LIMITS[Sku.BASIC])
+    assert rig.receive() == []
+    assert rig.receive("B", entity_no=SUBSCRIPTION) == []
 
 
 @pytest.mark.behaviour("S93", "S110")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from postbus.contract.entities import (
@@ -12,6 +10,7 @@ from postbus.contract.entities import (
     NamespaceLimits,
     Sku,
     TopicProperties,
+    limits_of,
 )
 from postbus.entity.commands import (
     Disposition,
@@ -183,7 +182,8 @@ def test_a_transaction_publishes_and_settles_in_one_commit() -> None:
     ("limits", "size_bytes"),
     [
         (LIMITS[Sku.STANDARD], 1 << 30),  # each part has all of it
-        (replace(LIMITS[Sku.PREMIUM], partition_count=4), 1 << 28),
+        (limits_of(Sku.PREMIUM, 16), 1 << 30),  # it was Standard
+        (limits_of(Sku.PREMIUM, 4), 1 << 28),
     ],
 )
 def test_partitioned_entities_number_by_partition_and_have_a_size_for_each(

@@ -80,12 +80,11 @@ class Directory:
     def __init__(
         self,
         catalog: CatalogStore,
-        partition_count: int,
         limits: NamespaceLimits = LIMITS[Sku.STANDARD],
     ) -> None:
-        self._partition_count = partition_count
-        self._limits = limits
-        self.catalog = Catalog(catalog, partition_count, self._catalog_changed)
+        self.limits = limits
+        """Limits of the namespace; those of another tier replace them, with as many partitions."""
+        self.catalog = Catalog(catalog, limits.partition_count, self._catalog_changed)
         self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
         self._condemned: set[int] = set()  # those that no partition takes anything for
         self._room_for_idle = asyncio.Semaphore(IDLE_AT_ONCE)
@@ -255,8 +254,8 @@ class Directory:
         return len(wanted), puts
 
     def _plan(self, wanted: WantedEntity, condition: Precondition) -> CatalogPut | CatalogEntry:
-        home = partial(home_of, partition_count=self._partition_count)
-        return plan(self._entries, self._limits, wanted, condition, home)
+        home = partial(home_of, partition_count=self.limits.partition_count)
+        return plan(self._entries, self.limits, wanted, condition, home)
 
     def _are_as_asked(self, puts: Sequence[CatalogPut]) -> bool:
         return all(_is_what_was_asked(self._entries.find(put.name.lower()), put) for put in puts)
@@ -353,7 +352,7 @@ class Directory:
             if entry is None:
                 return False
             number = entry.entity_no
-            check_retained_count(self._entries, self._limits, number)
+            check_retained_count(self._entries, self.limits, number)
             moved = await self.catalog.written(
                 self.catalog.store.retain(number, until_ms, self.catalog.fence()),
                 lambda: self._entries.numbered(number) is None,
@@ -364,7 +363,7 @@ class Directory:
     async def restore(self, entity_no: int) -> CatalogEntry:
         """Bring back what was retained, a topic with the subscriptions that went with it."""
         async with self.catalog.changing():
-            entry = check_restore(self._entries, self._limits, entity_no)
+            entry = check_restore(self._entries, self.limits, entity_no)
             moved = await self.catalog.written(
                 self.catalog.store.restore(entity_no, self.catalog.fence()),
                 lambda: self._entries.numbered(entity_no) is not None,

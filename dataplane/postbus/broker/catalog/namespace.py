@@ -1,16 +1,23 @@
 """The definition of the namespace: its manifest, and changes while the bus runs.
 
-Immutable fields come from the manifest alone. Changes of the others are stored beside the catalog
-and raise its version; they concern listeners and the administration, and no partition follows them.
+Changes are stored beside the catalog and raise its version. The tier is that of the store for all
+brokers: the owner of partition 0 changes it, with the limits of definitions and traffic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.preconditions import UNCONDITIONAL, Precondition, PutMode, refusal
-from postbus.contract.namespace import NamespaceDefinition, changed, immutable_fields, in_force
+from postbus.contract.entities import Sku
+from postbus.contract.namespace import (
+    NamespaceDefinition,
+    NamespaceShape,
+    change_problems,
+    changed,
+    in_force,
+)
 from postbus.entity.commands import Refusal
 from postbus.store.namespace import NamespaceStore
 
@@ -21,29 +28,48 @@ class Namespace:
     def __init__(
         self, name: str, declared: NamespaceDefinition, store: NamespaceStore, directory: Directory
     ) -> None:
-        """`declared`: the fields that manifests name; others are unset and can be put."""
+        """`declared`: the fields that manifests name; others are unset and can be put.
+
+        The directory has the limits of the namespace, and gets those of another tier.
+        """
         self.name = name
         self.definition = declared
         self.on_change: list[Callable[[NamespaceDefinition], None]] = []
         self._declared = declared
+        self._put: NamespaceDefinition | None = None
         self._store = store
         self._directory = directory
 
+    @property
+    def shape(self) -> NamespaceShape:
+        """The tier and the number of partitions."""
+        return NamespaceShape(self.definition.sku.name, self._directory.limits.partition_count)
+
     async def load(self) -> None:
         """Read the stored definition, also after the catalog changed; raises `StoreUnavailable`."""
-        before, put = self.definition, await self._store.load()
-        self.definition = in_force(self._declared, put)
-        if self.definition != before:
-            for notify in self.on_change:
-                notify(self.definition)
+        self._put, sku = await self._store.load()
+        shape = self.shape if sku is None else self.shape._replace(sku=sku)
+        self._take(in_force(self._declared, self._put, shape))
 
     async def redeclare(self, declared: NamespaceDefinition) -> None:
-        """Apply another manifest, with the same immutable fields.
+        """Apply another manifest; `declare_sku` applies its tier.
 
         Raises `StoreUnavailable`; the manifest then applies at the next `load`.
         """
         self._declared = declared
         await self.load()
+
+    async def declare_sku(self, wanted: Sku) -> None:
+        """Change the tier to that of a manifest; raises `DirectoryRefusal`, and `NotWritten`."""
+        async with self._directory.unchanged():
+            problem = self.shape.tier_problem(wanted)
+            if problem is not None:
+                raise refusal(Refusal.NOT_ALLOWED, f"{problem}; the manifest says {wanted.value}")
+            if wanted is not self.definition.sku.name:
+                shape = self.shape._replace(sku=wanted)
+                definition = in_force(self._declared, self._put, shape)
+                fence = self._directory.catalog.fence()
+                await self._write(self._store.put_sku(wanted, fence), definition)
 
     async def put(
         self, wanted: NamespaceDefinition, condition: Precondition = UNCONDITIONAL
@@ -56,30 +82,29 @@ class Namespace:
         async with self._directory.unchanged(condition):
             if condition.mode is PutMode.CREATE:
                 raise refusal(Refusal.ALREADY_EXISTS, "the namespace exists")
-            fields = immutable_fields(self.definition, wanted)
-            if fields:
-                raise refusal(Refusal.NOT_ALLOWED, _why_not(fields))
-            wanted = changed(self.definition, wanted)
+            problems = change_problems(self.definition, wanted, self.shape)
+            if problems:
+                why = "; ".join(f"{field}: {reason}" for field, reason in problems.items())
+                raise refusal(Refusal.NOT_ALLOWED, why)
+            wanted = changed(self.definition, wanted, self.shape.partition_count)
             if wanted != self.definition:
-                await self._write(wanted)
+                fence = self._directory.catalog.fence()
+                await self._write(self._store.put(wanted, fence), wanted)
+                self._put = wanted
             return self._directory.version
 
-    async def _write(self, wanted: NamespaceDefinition) -> None:
+    async def _write(self, work: Awaitable[int], wanted: NamespaceDefinition) -> None:
         catalog = self._directory.catalog
-        version = await catalog.written(
-            self._store.put(wanted, catalog.fence()), lambda: self.definition == wanted
-        )
-        if version is None:
-            return
-        catalog.version = version
-        self.definition = wanted
-        for notify in self.on_change:
-            notify(wanted)
+        version = await catalog.written(work, lambda: self.definition == wanted)
+        if version is not None:
+            catalog.version = version
+            self._take(wanted)
 
-
-def _why_not(fields: list[str]) -> str:
-    whys = {
-        "authorizationRules": "are changed at /v1/authorization-rules, those of a manifest there",
-    }
-    for_life = "cannot be changed: create another namespace and move the messages"
-    return "; ".join(f"{field} {whys.get(field, for_life)}" for field in fields)
+    def _take(self, definition: NamespaceDefinition) -> None:
+        """Take over a durable definition and notify."""
+        before, self.definition = self.definition, definition
+        if definition.sku.name is not before.sku.name:
+            self._directory.limits = self.shape.limits
+        if definition != before:
+            for notify in self.on_change:
+                notify(definition)

@@ -158,7 +158,7 @@ def plan(
         name = subscription_path(topic.name, name)
     known = entries.find(name.lower())
     condition.check(wanted.kind, name, known)
-    properties = complete(wanted.properties, limits)
+    properties = complete(wanted.properties, limits, known.properties if known else None)
     rules = _rules_of(wanted, known) if is_subscription else ()
     sent = wanted.forwards_as_sent
     if sent is None:
@@ -210,15 +210,17 @@ def check_name(check: Callable[[str], str], name: str) -> None:
 def check_definition(
     entries: Entries, limits: NamespaceLimits, wanted: PlainDefinition, known: CatalogEntry | None
 ) -> None:
-    """Refuse what the tier, the past or the rest of the namespace does not allow."""
+    """Refuse what the tier, the past or the rest of the namespace does not allow.
+
+    `known` is the existing entity, or the one that is restored: it may keep what it has.
+    """
     if known is not None:
         changed = change_problems(known.properties, wanted.properties)
         if changed:
             raise refusal(Refusal.NOT_ALLOWED, _shown(changed))
-    problems = tier_problems(wanted.properties, limits)
-    if known is not None and known.is_partitioned:  # it may come from another tier (S146)
-        problems.pop("enablePartitioning", None)
-    if known is None or _forwards_of(known.properties) != _forwards_of(wanted.properties):
+    problems = tier_problems(wanted.properties, limits, known.properties if known else None)
+    forwards = _forwards_of(wanted.properties)
+    if known is None or known.is_retained or _forwards_of(known.properties) != forwards:
         problems |= forwarding_problems(wanted, entries.find)
     if problems:
         raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, _shown(problems))
@@ -332,7 +334,7 @@ def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> 
     for each in (entry, *entries.retained_below(entity_no)):
         if each is entry or each.deleted_with == entity_no:
             wanted = PlainDefinition(each.name, each.kind, each.properties)
-            check_definition(entries, limits, wanted, None)
+            check_definition(entries, limits, wanted, each)
     if topic is not None:
         check_rules(entries, limits, entry.rules, None, topic)
     return entry

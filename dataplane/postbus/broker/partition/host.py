@@ -24,7 +24,6 @@ from postbus.broker.partition.shipper import Shipper
 from postbus.broker.partition.sinks import DeliverySink, Sinks
 from postbus.broker.partition.trouble import Troubles
 from postbus.broker.partition.waiting import WaitingCommands
-from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import (
     AddConsumer,
     Command,
@@ -82,7 +81,6 @@ class Host:
         directory: Directory,
         clock: EntityClock,
         budget: WindowBudget,
-        limits: NamespaceLimits,
         new_seed: Callable[[], int],
         tasks: asyncio.TaskGroup,
         monotonic_s: Callable[[], float] = boottime_s,
@@ -100,7 +98,6 @@ class Host:
         self._directory = directory
         self.clock = clock
         self._budget = budget
-        self._limits = limits
         self._new_seed = new_seed
         self._tasks = tasks
         self._monotonic_s = monotonic_s
@@ -156,6 +153,11 @@ class Host:
     @property
     def is_loaded(self) -> bool:
         return self._state is not None
+
+    def follow_limits(self) -> None:
+        """Apply the limits that the directory has now; a later load reads them there."""
+        if self._state is not None:
+            self._state.set_limits(self._directory.limits)
 
     def ship_with(self, shipper: Shipper) -> None:
         """Set the shipper for outgoing messages; call before the partition is claimed."""
@@ -373,10 +375,8 @@ class Host:
     ) -> None:
         """Handle the end of the journal; called once. Callers never get a guess (ADR 2)."""
         journal = self._journal
-        logger.warning(
-            "commit failed, reloading",
-            extra={"partition": self.partition_id, "error": repr(error), "parked": len(parked)},
-        )
+        extra = {"partition": self.partition_id, "error": repr(error), "parked": len(parked)}
+        logger.warning("commit failed, reloading", extra=extra)
         self._disk_reserve.note_failure(error)
         if journal is not None:
             self._reload(journal, error)
@@ -511,7 +511,7 @@ class Host:
                     loaded=loaded,
                     seed=self._new_seed(),
                     budget=self._budget,
-                    limits=self._limits,
+                    limits=self._directory.limits,
                     traffic=self.traffic,
                 )
             except Exception as error:  # noqa: BLE001 - logged, and tried again

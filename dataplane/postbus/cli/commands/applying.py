@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from postbus.cli.client.control_client import ConflictError, ControlClient, NotFoundError, part
 from postbus.cli.client.live_namespace import (
@@ -24,13 +24,23 @@ from postbus.cli.client.live_namespace import (
 from postbus.cli.failures import InputError, RefusedError
 from postbus.cli.formats.manifest_text import Entity, Manifest, ManifestWriter, difference
 from postbus.cli.formats.output import as_yaml_documents
-from postbus.contract.checks import PlainDefinition, change_problems, in_order_of_forwarding
+from postbus.contract.checks import (
+    PlainDefinition,
+    change_problems,
+    complete,
+    in_order_of_forwarding,
+)
 from postbus.contract.entities import (
     EntityKind,
+    NamespaceLimits,
     NamespaceProperties,
+    QueueProperties,
     RuleProperties,
+    SubscriptionProperties,
+    TopicProperties,
     subscription_path,
 )
+from postbus.contract.namespace import NamespaceShape
 from postbus.manifests.reader import (
     BusDefinition,
     QueueDefinition,
@@ -40,6 +50,8 @@ from postbus.manifests.reader import (
     read_one_bus,
 )
 from postbus.manifests.yaml_documents import Document, files_of, parse_documents, read_documents
+
+P = TypeVar("P", QueueProperties, TopicProperties, SubscriptionProperties)
 
 NOWHERE: Final = {"forward_to": None, "forward_dead_lettered_messages_to": None}
 TOP: Final = ("Queue", "Topic")
@@ -123,13 +135,14 @@ class Plan:
 
     wanted: BusDefinition
     live_name: str
+    limits: NamespaceLimits
     changes: tuple[PlannedChange, ...]
     rules: tuple[RuleChange, ...]
 
     def differences(self) -> Iterator[list[str]]:
         """Yield the unified diff of each entity that differs from its manifest."""
-        before_writer = ManifestWriter(self.wanted.name, self.wanted.properties.limits)
-        after_writer = ManifestWriter(self.wanted.name, self.wanted.properties.limits)
+        before_writer = ManifestWriter(self.wanted.name, self.limits)
+        after_writer = ManifestWriter(self.wanted.name, self.limits)
         for change in self.changes:
             before: Manifest | None = None
             if change.before is not None:
@@ -164,24 +177,24 @@ async def plan_of(
     """Return the plan for a definition. `given`: kinds and names to leave out."""
     answer = await control.get("/v1/namespace")
     live = known(NamespaceProperties, answer["properties"])
-    if live.sku.name is not wanted.properties.sku.name:
-        raise InputError(
-            f"the manifests declare {wanted.properties.sku.name.value}, but the bus"
-            f" {answer['name']} is {live.sku.name.value}: the tier of a bus cannot be changed"
-        )
+    shape = NamespaceShape(live.sku.name, int(answer["partitionCount"]))
+    _check_namespace(wanted.properties, str(answer["name"]), shape)
     queues = [each for each in wanted.queues if ("Queue", each.name.lower()) not in given]
     topics = [each for each in wanted.topics if ("Topic", each.name.lower()) not in given]
     changes: dict[str, PlannedChange] = {}
     for queue in queues:
         before = await read_queue(control, queue.name)
-        changes[queue.name.lower()] = PlannedChange("queue", queue.name, before, queue)
+        after = replace(queue, properties=_completed(queue.properties, shape, before))
+        changes[queue.name.lower()] = PlannedChange("queue", queue.name, before, after)
     for topic in topics:
         was = await read_topic(control, topic.name)
-        changes[topic.name.lower()] = PlannedChange("topic", topic.name, was, topic)
+        to_be = replace(topic, properties=_completed(topic.properties, shape, was))
+        changes[topic.name.lower()] = PlannedChange("topic", topic.name, was, to_be)
     for each in wanted.subscriptions:
         path = subscription_path(each.topic, each.name)
         found = await read_subscription(control, each.topic, each.name)
-        changes[path.lower()] = PlannedChange("subscription", path, found, each)
+        one = replace(each, properties=_completed(each.properties, shape, found))
+        changes[path.lower()] = PlannedChange("subscription", path, found, one)
     _check_changes(changes.values())
     described = [
         PlainDefinition(name, KINDS[type(each.after)], each.after.properties)
@@ -193,7 +206,28 @@ async def plan_of(
     owners: list[QueueDefinition | TopicDefinition] = [*queues, *topics]
     for owner in owners:
         rules += [rule async for rule in _rule_changes(control, owner, owner.rules)]
-    return Plan(wanted, str(answer["name"]), ordered, tuple(rules))
+    return Plan(wanted, str(answer["name"]), shape.limits, ordered, tuple(rules))
+
+
+def _check_namespace(wanted: NamespaceProperties, name: str, live: NamespaceShape) -> None:
+    """Raise `InputError` for another tier or another number of partitions than the bus has."""
+    sku = wanted.declared_sku
+    if sku not in (None, live.sku):
+        advice = (
+            live.tier_problem(sku)
+            or "change it with PUT /v1/namespace or in the manifest of the broker first"
+        )
+        raise InputError(
+            f"the manifests declare {sku.value}, but the bus {name} is {live.sku.value}: {advice}"
+        )
+    problem = live.partitions_problem(wanted.premium_messaging_partitions)
+    if problem is not None:
+        raise InputError(f"{problem}: leave premiumMessagingPartitions out")
+
+
+def _completed(properties: P, live: NamespaceShape, before: Entity | None) -> P:
+    """Return properties with the defaults that the bus has for fields left out."""
+    return complete(properties, live.limits, None if before is None else before.properties)
 
 
 def _check_changes(changes: Iterable[PlannedChange]) -> None:
@@ -287,7 +321,7 @@ async def _missing(
     held = {(each.kind, name) for each in said for name in each.names}
     bus = next((each.resource for each in said if each.kind == "Namespace"), None)
     owner = next((each.owner for each in said if each.kind in TOP and each.owner), None)
-    writer = ManifestWriter(bus or owner or "the-bus", live.limits)
+    writer = ManifestWriter(bus or owner or "the-bus", live.new_limits)
     found = [] if bus is not None else [writer.namespace(live, ())]
     for name in sorted({each.owner for each in said if each.kind == "Subscription" and each.owner}):
         topic = None if ("Topic", name.lower()) in held else await read_topic(control, name)

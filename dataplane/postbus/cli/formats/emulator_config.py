@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from postbus.cli.failures import InputError
-from postbus.contract.checks import complete
+from postbus.contract.checks import assume
 from postbus.contract.entities import (
     PUBLIC_KEY,
     ROOT_RULE_NAME,
@@ -115,7 +115,7 @@ class _Reader:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.remarks: list[str] = []
-        self._limits = NamespaceProperties().limits
+        self._limits = NamespaceProperties().new_limits
 
     def read(self, held: object) -> BusDefinition:
         user = _object(_object(held, "the file").get("UserConfig"), "UserConfig")
@@ -158,7 +158,7 @@ class _Reader:
         except ValidationError as error:
             self._invalid(error, f"{where}.Properties")
             return None
-        return QueueDefinition(name, complete(properties, self._limits), ())
+        return QueueDefinition(name, assume(properties, self._limits), ())
 
     def _topic(
         self,
@@ -173,7 +173,7 @@ class _Reader:
         said = self._properties(entity, where, TOPIC_FIELDS)
         try:
             properties = TopicProperties.model_validate(said)
-            topics.append(TopicDefinition(name, complete(properties, self._limits), ()))
+            topics.append(TopicDefinition(name, assume(properties, self._limits), ()))
         except ValidationError as error:
             self._invalid(error, f"{where}.Properties")
         inner = _list(entity.get("Subscriptions"), f"{where}.Subscriptions")
@@ -198,7 +198,7 @@ class _Reader:
         except ValidationError as error:
             self._invalid(error, f"{where}.Properties")
             return None
-        properties = complete(properties, self._limits)
+        properties = assume(properties, self._limits)
         return SubscriptionDefinition(topic, name, properties, tuple(rules) if given else None)
 
     def _rule(self, held: object, where: str) -> RuleProperties | None:

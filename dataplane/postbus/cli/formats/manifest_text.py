@@ -143,7 +143,7 @@ def resource_name(name: str) -> str:
 
 def manifests_of(definition: BusDefinition) -> Iterator[Manifest]:
     """Yield the manifests of a bus: namespace, queues, topics with subscriptions, known keys."""
-    writer = ManifestWriter(definition.name, definition.properties.limits)
+    writer = ManifestWriter(definition.name, definition.properties.new_limits)
     yield writer.namespace(definition.properties, definition.rules, definition.deleted_retention_ms)
     for queue in definition.queues:
         yield writer.entity(queue)

@@ -161,6 +161,12 @@ class AdmissionControl:
             max_connections=max_connections,
         )
 
+    def resize(self, max_connections: int) -> None:
+        """Limit admissions to their part of another number of connections."""
+        other = type(self).within(max_connections)
+        self._most, self._most_of_address = other._most, other._most_of_address
+        self.of_keys.limit = other.of_keys.limit
+
     def __len__(self) -> int:
         return len(self._all)
 

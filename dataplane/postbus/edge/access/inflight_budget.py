@@ -93,7 +93,14 @@ class InflightBudget:
     @classmethod
     def within(cls, max_message_bytes: int) -> InflightBudget:
         """Return a budget that has room for some messages of the largest size."""
-        return cls(unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_MESSAGES * max_message_bytes))
+        return cls(unfinished_bytes=_unfinished_bytes(max_message_bytes))
+
+    def resize(self, max_message_bytes: int) -> None:
+        """Make room for some messages of another largest size; bytes in flight stay counted."""
+        unfinished_bytes = _unfinished_bytes(max_message_bytes)
+        self.unfinished.limit = Limit(unfinished_bytes)
+        self.unanswered.limit = Limit(INFLIGHT_HARD_BYTES + unfinished_bytes)
+        self._credit = Limit(INFLIGHT_BYTES + unfinished_bytes)
 
     def is_over(self, account: str) -> bool:
         """Return whether further credit of an account must wait."""
@@ -140,3 +147,7 @@ class InflightBudget:
             held.pop(endpoint, None)
             if not held:
                 del self._held[account]
+
+
+def _unfinished_bytes(max_message_bytes: int) -> int:
+    return max(UNFINISHED_BYTES, UNFINISHED_MESSAGES * max_message_bytes)

@@ -94,7 +94,6 @@ class AmqpListener:
         self._router = router
         self._rules = rules
         self._authorizer = authorizer
-        self._limits = limits
         self._tasks = tasks
         self._namespace = namespace
         self.inflight = InflightBudget.within(limits.max_message_bytes)
@@ -102,9 +101,8 @@ class AmqpListener:
         self._real_time_s = real_time_s
         self._throttle = throttle or AuthThrottle()
         self._has_changed = asyncio.Event()
-        self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
         self.demand_limits = DemandLimits()
-        self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
+        self.follow_limits(limits)
         self._connections: set[AmqpTransport] = set()
         self._ids = itertools.count(1)
         # One buffer for all clients: it is emptied before the next read. A view, since asyncio's
@@ -119,6 +117,13 @@ class AmqpListener:
     @property
     def connection_count(self) -> int:
         return len(self._connections)
+
+    def follow_limits(self, limits: NamespaceLimits) -> None:
+        """Apply the limits of a tier to new connections."""
+        self._limits = limits
+        self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
+        self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
+        self.inflight.resize(limits.max_message_bytes)
 
     async def stop(self, grace_s: float) -> None:
         """Answer received messages, detach the clients, wait until they have disconnected.

@@ -379,16 +379,30 @@ def read_description(
             raise BadDocument(f"{tag}: anonymous access is not supported; leave it false")
     if known is not None and type(known) is PROPERTIES_OF[kind]:
         said = _kept(known, readable) | said
-    size_mb = said.get(_SIZE_LIMIT.field, 0)
-    factor = limits.size_factor(is_partitioned=said.get(_PARTITIONED.field) is True)
-    size_of_part, rest = divmod(size_mb, factor)
-    if size_mb > limits.sizes_mb[-1] and not rest and size_of_part in limits.sizes_mb:
-        said[_SIZE_LIMIT.field] = size_of_part  # in the form of an answer
+    if _SIZE_LIMIT.field in said:
+        said[_SIZE_LIMIT.field] = _size_of_part(said, known, limits)
     try:
         properties = PROPERTIES_OF[kind].model_validate(said)
     except ValidationError as error:
         raise BadDocument(_mistakes(kind, error)) from None
     return Wanted(properties, default_rule, authorization_rules, sent)
+
+
+def _size_of_part(
+    said: Mapping[str, Any], known: EntityProperties | None, limits: NamespaceLimits
+) -> int:
+    """Return the size that a description asks for; it may be in the form of an answer.
+
+    The answer for an entity of several partitions has the sum of their sizes. In Premium one sum is
+    a size as well, 80 GB: it is the sum if that is what the entity has.
+    """
+    size_mb: int = said[_SIZE_LIMIT.field]
+    factor = limits.size_factor(is_partitioned=said.get(_PARTITIONED.field) is True)
+    size_of_part, rest = divmod(size_mb, factor)
+    is_sum = size_mb not in limits.sizes_mb and not rest and size_of_part in limits.sizes_mb
+    if is_sum or size_mb == getattr(known, _SIZE_LIMIT.field, 0) * factor:
+        return size_of_part
+    return size_mb
 
 
 def _kept(known: EntityProperties, readable: Mapping[str, PropertyElement]) -> dict[str, Any]:

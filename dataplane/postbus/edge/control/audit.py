@@ -17,7 +17,8 @@ from postbus.contract.control_messages import (
     ResendMessages,
     ResentMessages,
 )
-from postbus.contract.entities import subscription_path
+from postbus.contract.entities import Sku, subscription_path
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.edge.control.callers import ControlCaller
 from postbus.edge.control.calls import Answer, Call, Handler
 from postbus.edge.control.messages import path_of
@@ -68,6 +69,8 @@ def change_of(
                 name
             ]
     match call.body:
+        case NamespaceDefinition(declared_sku=Sku() as sku):
+            detail["sku"] = sku.value
         case AuthorizationRuleDefinition() as body:
             detail["rights"] = sorted(right.value for right in body.rights)
         case MessagesOf() as body:

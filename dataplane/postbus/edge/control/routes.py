@@ -336,7 +336,7 @@ NAMESPACE: Final = (
         "PUT",
         "/v1/namespace",
         "namespace",
-        "Replace the namespace definition; immutable fields may be omitted but not changed",
+        "Replace the namespace definition; tier, partitions and rules may be omitted",
         Applied,
         NamespaceDefinition,
         refusals=(409, 412),

@@ -82,6 +82,10 @@ class RuntimeHandler:
         self._inflight = inflight
         self._receives = receives or Receives(router)
 
+    def follow_limits(self, limits: NamespaceLimits) -> None:
+        """Apply the limits of another tier to new requests."""
+        self._limits = limits
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; raises `HttpRefused`."""
         target = target_of(request.method, request.raw_path)

@@ -137,6 +137,10 @@ class QueueState(EntityState):
         else:
             self.seen.window_ms = properties.duplicate_detection_history_time_window_ms
 
+    def follow_limits(self) -> None:
+        """Derive again what the limits of the namespace bound."""
+        self._define_sending(self.properties)
+
     def redefine(self, properties: EntityProperties) -> list[int]:
         """Replace the definition; messages and locks stay. Return the receivers it ended."""
         assert not isinstance(properties, TopicProperties)
