@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from postbus.process.embedded import EmbeddedPostgres
+from postbus.store.addresses import fixed
 from postbus.store.connections import CONNECT_S
 from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 from postbus.store.postgres import Store
@@ -84,11 +85,11 @@ async def test_missing_other_database_joins_later(dsns: list[str]) -> None:
         assert [store.outage.is_on for store in stores.all] == [False, True, False]
         with pytest.raises(StoreUnavailable):
             await stores.home_of(1).open()
-        stores.home_of(1)._dsn = dsns[0]  # it is replaced by another one
+        stores.home_of(1)._address = fixed(dsns[0])  # it is replaced by another one
         with pytest.raises(StoreMisconfigured, match="the same as database 1"):
             await stores.home_of(1).open()
-        assert "cannot be used since" in str(stores.home_of(1).outage.text)
-        stores.home_of(1)._dsn = dsns[1]
+        assert "cannot be used (since" in str(stores.home_of(1).outage.text)
+        stores.home_of(1)._address = fixed(dsns[1])
         await make_partition(stores.home_of(1), 1)
         assert stores.home_of(1).outage.text is None
     finally:
