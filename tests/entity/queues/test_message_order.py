@@ -250,6 +250,7 @@ def test_the_first_messages_are_read_from_any_key_in_all_collections() -> None:
     assert first(9, 9) == []
     assert first(0) == []
     assert len(first(99)) == 8
+    assert [order.lowest_key(key) for key in (0, 2, 4, 5, 7, 9)] == [1, 2, 4, 5, 7, None]
 
 
 # --- against a sorted list ------------------------------------------------------------------------
@@ -448,6 +449,7 @@ class OrderModel(RuleBasedStateMachine):
         expected = [(key, not self.is_key(key)) for key in self.keys]
         for start in (0, self.last_key // 2):
             rest = [each for each in expected if each[0] >= start]
+            assert order.lowest_key(start) == (rest[0][0] if rest else None)
             for limit in (1, 3, 99):
                 found = order.first(limit, start)
                 assert [(key, each is not None) for key, each in found] == rest[:limit]

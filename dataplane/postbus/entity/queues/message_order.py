@@ -260,6 +260,20 @@ class MessageOrder:
             return self._ready[0].row_key, self._ready[0].enqueued_ms
         return (self._backlog[self._head], None) if self._backlog else None
 
+    def lowest_key(self, from_key: int) -> int | None:
+        """Return the lowest key that is not below `from_key`, None without one."""
+        if self._returned:
+            keys = [row_key for row_key, _ in self._returned if row_key >= from_key]
+            if keys:
+                return min(keys)
+        if self._ready and self._ready[-1].row_key >= from_key:
+            return self._ready[bisect_left(self._ready, from_key, key=_row_key_of)].row_key
+        if self._backlog and self._backlog[-1] >= from_key:
+            return self._backlog[bisect_left(self._backlog, from_key, self._head)]
+        if self._tail and self._tail[-1].row_key >= from_key:
+            return self._tail[bisect_left(self._tail, from_key, key=_row_key_of)].row_key
+        return None
+
     def first(self, limit: int, from_key: int = 0) -> list[tuple[int, QueuedMessage | None]]:
         """Return the first messages from a key on; None is one of which only the key is here."""
         found: list[tuple[int, QueuedMessage | None]] = []

@@ -88,7 +88,8 @@ def _first_sessions(queue: MessagesBySession, command: Peek, limit: int) -> set[
 
 def _head(session: SessionMessages, first_key: int, *, has_deferred: bool) -> int | None:
     """Return the lowest key of a session that is not below `first_key`, deferred ones or not."""
-    heads = [row_key for row_key, _ in session.order.first(1, first_key)]
+    lowest_key = session.order.lowest_key(first_key)
+    heads = [] if lowest_key is None else [lowest_key]
     if session.locks or session.deferred or session.doomed:
         others = chain(
             (
