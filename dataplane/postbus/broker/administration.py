@@ -241,6 +241,10 @@ class Administration:
         page = self._directory.page(of, max(skip, 0), max(top, 0))
         return [self._described(entry) for entry in page]
 
+    def count_of(self, kind: EntityKind) -> int:
+        """Return the number of entities of a kind."""
+        return self._directory.count_of(kind)
+
     def acknowledged(self) -> dict[int, int]:
         """Return partition -> the version of the catalog it has.
 

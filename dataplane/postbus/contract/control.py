@@ -204,7 +204,7 @@ class TopicPage(ResponseBody):
 
 
 class SubscriptionPage(ResponseBody):
-    """A page of a topic's subscriptions, by name. `next_skip` is null on the last page."""
+    """A page of subscriptions, by topic and name. `next_skip` is null on the last page."""
 
     items: list[SubscriptionDescription]
     next_skip: int | None
@@ -264,6 +264,14 @@ class RuntimeInformation(ResponseBody):
     oldest_message_age_seconds: float | None
 
 
+class EntityTotals(ResponseBody):
+    """Numbers of entities of a namespace, as of its `version`."""
+
+    queues: int
+    topics: int
+    subscriptions: int
+
+
 class NamespaceDescription(ResponseBody):
     """The bus namespace. `version`: catalog version, and ETag.
 
@@ -273,6 +281,7 @@ class NamespaceDescription(ResponseBody):
     name: str
     version: int
     partition_count: int
+    entities: EntityTotals
     applied_hash: str
     properties: NamespaceDefinition
 

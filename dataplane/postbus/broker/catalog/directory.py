@@ -148,6 +148,9 @@ class Directory:
         """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
         return self._entries.page(of, skip, top)
 
+    def count_of(self, kind: EntityKind) -> int:
+        return self._entries.count_of(kind)
+
     def subscription_count(self, topic_no: int) -> int:
         return len(self._entries.subscriptions_of(topic_no))
 

@@ -116,6 +116,9 @@ class Entries:
         """Return the retained subscriptions of a topic, deleted with it or before it."""
         return [entry for entry in self._retained.values() if entry.topic_no == topic_no]
 
+    def count_of(self, kind: EntityKind) -> int:
+        return len(self._orders.get(kind, ()))
+
     def page(self, of: EntityKind | int, skip: int, top: int) -> list[CatalogEntry]:
         """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
         names = self._orders.get(of, [])[skip : skip + top]

@@ -68,6 +68,7 @@ class ControlEntities:
             "deleteTopic": self._delete_topic,
             "countTopic": self._count_topic,
             "listSubscriptions": self._list_subscriptions,
+            "listAllSubscriptions": self._list_subscriptions,
             "getSubscription": self._get_subscription,
             "putSubscription": self._put_subscription,
             "deleteSubscription": self._delete_subscription,
@@ -126,7 +127,7 @@ class ControlEntities:
     # --- subscriptions --------------------------------------------------------------------------
 
     async def _list_subscriptions(self, call: Call) -> Answer:
-        found, next_skip = self._page(call, EntityKind.SUBSCRIPTION, call.names["topic"])
+        found, next_skip = self._page(call, EntityKind.SUBSCRIPTION, call.names.get("topic"))
         items = [_subscription(each) for each in found]
         return Answer(SubscriptionPage(items=items, next_skip=next_skip))
 

@@ -172,7 +172,7 @@ RULE: Final = "/v1/topics/{topic}/subscriptions/{subscription}/rules/{rule}"
 
 def _listed(operation: str, path: str, tag: str, what: str, answer: type[BaseModel]) -> Route:
     refusals = (404,) if "{" in path else ()
-    summary = f"List {what} by name"
+    summary = f"List {what}"
     return Route(operation, "GET", path, tag, summary, answer, queries=PAGE, refusals=refusals)
 
 
@@ -220,17 +220,30 @@ def _counted(operation: str, path: str, tag: str, what: str) -> Route:
 
 
 ENTITIES: Final = (
-    _listed("listQueues", QUEUES, "queues", "queues", QueuePage),
+    _listed("listQueues", QUEUES, "queues", "queues by name", QueuePage),
     _get("getQueue", QUEUE, "queues", "a queue", QueueDescription),
     _put("putQueue", QUEUE, "queues", "a queue", QueueProperties),
     _deleted("deleteQueue", QUEUE, "queues", "a queue"),
     _counted("countQueue", QUEUE, "queues", "a queue"),
-    _listed("listTopics", TOPICS, "topics", "topics", TopicPage),
+    _listed("listTopics", TOPICS, "topics", "topics by name", TopicPage),
     _get("getTopic", TOPIC, "topics", "a topic", TopicDescription),
     _put("putTopic", TOPIC, "topics", "a topic", TopicProperties),
     _deleted("deleteTopic", TOPIC, "topics", "a topic and its subscriptions"),
     _counted("countTopic", TOPIC, "topics", "a topic"),
-    _listed("listSubscriptions", SUBSCRIPTIONS, "subscriptions", "subscriptions", SubscriptionPage),
+    _listed(
+        "listSubscriptions",
+        SUBSCRIPTIONS,
+        "subscriptions",
+        "subscriptions by name",
+        SubscriptionPage,
+    ),
+    _listed(
+        "listAllSubscriptions",
+        "/v1/subscriptions",
+        "subscriptions",
+        "the subscriptions of all topics by path",
+        SubscriptionPage,
+    ),
     _get(
         "getSubscription", SUBSCRIPTION, "subscriptions", "a subscription", SubscriptionDescription
     ),
@@ -243,7 +256,7 @@ ENTITIES: Final = (
     ),
     _deleted("deleteSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
     _counted("countSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
-    _listed("listRules", RULES, "rules", "the rules of a subscription", RulePage),
+    _listed("listRules", RULES, "rules", "the rules of a subscription by name", RulePage),
     _get("getRule", RULE, "rules", "a rule", RuleDescription),
     Route(
         "putRule",

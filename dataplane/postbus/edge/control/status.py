@@ -14,11 +14,13 @@ from postbus.contract.control import (
     Applied,
     ConnectionDescription,
     ConnectionPage,
+    EntityTotals,
     NamespaceDescription,
     PartitionStatus,
     Status,
     applied_hash,
 )
+from postbus.contract.entities import EntityKind
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.edge.control.calls import Answer, Call, Handler, answering_if_match
 from postbus.edge.control.openapi import openapi_text
@@ -70,6 +72,11 @@ class ControlStatus:
             name=administration.namespace,
             version=administration.version,
             partition_count=len(self._hosts),
+            entities=EntityTotals(
+                queues=administration.count_of(EntityKind.QUEUE),
+                topics=administration.count_of(EntityKind.TOPIC),
+                subscriptions=administration.count_of(EntityKind.SUBSCRIPTION),
+            ),
             applied_hash=applied_hash(administration.properties),
             properties=administration.properties,
         )
