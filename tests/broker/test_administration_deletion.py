@@ -14,7 +14,6 @@ from postbus.broker.address import Address
 from postbus.broker.administration import (
     Administration,
     DeletePolicy,
-    EntityChange,
     Tombstone,
     WantedEntity,
 )
@@ -659,15 +658,17 @@ async def test_the_feed_returns_changes_and_waits_for_more(store: Store) -> None
         await administration.put(a_queue("a", QueueProperties(max_delivery_count=3)), EXISTING)
         version, found = await administration.changes(0)
         assert version == 3
-        assert [(each.version, each.name, each.is_deleted) for each in found] == [
-            (2, "b", False),
-            (3, "a", False),
+        assert [(each.version, each.name, each.tombstone) for each in found] == [
+            (2, "b", None),
+            (3, "a", None),
         ]
         waiting = asyncio.create_task(administration.changes(version, wait_s=20))
         await asyncio.sleep(0)
         assert not waiting.done()
         await administration.delete("a")
-        assert await waiting == (4, [EntityChange(4, made.entity_no, "a", EntityKind.QUEUE, True)])
+        version, [change] = await waiting
+        assert change.tombstone is not None
+        assert (version, change.name, change.tombstone.entity_no) == (4, "a", made.entity_no)
         assert await administration.changes(4, wait_s=0.01) == (4, [])
         with pytest.raises(DirectoryRefusal, match="list everything again"):
             await administration.changes(5)

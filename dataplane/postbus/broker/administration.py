@@ -128,6 +128,7 @@ class EntityDescription:
     partitions: tuple[int, ...]
     is_new: bool = field(default=False, compare=False)
     forwards_as_sent: Mapping[str, str] = field(default_factory=dict)
+    managed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,10 +408,11 @@ class Administration:
     async def changes(
         self, since_version: int, wait_s: float = 0.0
     ) -> tuple[int, list[EntityChange]]:
-        """Return what changed after a version, and the version up to which this is all.
+        """Return changes after a version, and the version up to which these are all.
 
-        Waits so long for the first change. An entity that changed twice is there once. Raises
-        ARGUMENT_OUT_OF_RANGE where not all is known any more: list everything then.
+        They are 1,000 or a few more; the rest follows after that version. Waits up to `wait_s` for
+        the first change. An entity that changed twice is there once. Raises ARGUMENT_OUT_OF_RANGE
+        where not all is known any more: list everything then.
         """
         return await self._asked(self._feed.changes(max(since_version, 0), wait_s))
 
@@ -471,6 +473,7 @@ class Administration:
             tuple(self._directory.homes_of(entry)),
             is_new,
             entry.forwards_as_sent,
+            entry.managed_by,
         )
 
 

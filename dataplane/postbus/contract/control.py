@@ -146,6 +146,8 @@ def _canonical(model: BaseModel, without: set[str]) -> dict[str, Any]:
 class EntityFacts(ResponseBody):
     """Fields common to all entities. `version` is the ETag.
 
+    `managed_by` is the mark that the last PUT with `managed-by` set, empty if none did.
+
     `warnings` name fields of the definition that are valid but probably not intended. They are
     present for a single entity, not in lists.
     """
@@ -158,6 +160,7 @@ class EntityFacts(ResponseBody):
     updated_at: datetime
     is_partitioned: bool
     partitions: tuple[int, ...]
+    managed_by: str
     warnings: tuple[str, ...] = ()
 
 
@@ -299,6 +302,7 @@ class Tombstone(ResponseBody):
     version: int
     deleted_at: datetime
     restorable_until: datetime | None
+    managed_by: str
 
 
 class Tombstones(ResponseBody):
@@ -309,17 +313,28 @@ class Tombstones(ResponseBody):
 
 
 class EntityChange(ResponseBody):
-    """A change of the catalog: an entity was put (created or changed), or deleted."""
+    """A change of the catalog: an entity was put (created or changed), or deleted.
+
+    `applied_hash` is that of an entity that exists. `reason` and `restorable_until` are those of a
+    tombstone.
+    """
 
     version: int
     entity_id: int
     name: str
     kind: Literal["queue", "topic", "subscription"]
     change: Literal["put", "deleted"]
+    managed_by: str
+    applied_hash: str | None = None
+    reason: str | None = None
+    restorable_until: datetime | None = None
 
 
 class EntityChanges(ResponseBody):
-    """Changes after a version, oldest first. `version`: start of the next request."""
+    """Changes after a version, oldest first: 1,000 or a few more.
+
+    `version` is the start of the next request. Without `wait`, an empty list is the end.
+    """
 
     version: int
     items: list[EntityChange]
@@ -344,6 +359,7 @@ class AuthorizationRuleDescription(ResponseBody):
 
     `is_declared`: a manifest declares the rule; it can only be changed there, and has no
     timestamps.
+    `managed_by` is the mark that the last PUT with `managed-by` set, empty if none did.
     """
 
     name: str
@@ -351,6 +367,7 @@ class AuthorizationRuleDescription(ResponseBody):
     is_declared: bool
     created_at: datetime | None
     updated_at: datetime | None
+    managed_by: str
     primary_key: str | None = Field(None, repr=False)
     secondary_key: str | None = Field(None, repr=False)
 

@@ -29,6 +29,7 @@ class SealedRule(NamedTuple):
     secondary_sealed: bytes
     created_ms: int = 0
     updated_ms: int = 0
+    managed_by: str = ""
 
 
 class AuthorizationStore:
@@ -68,12 +69,15 @@ class AuthorizationStore:
                     rule.primary_sealed,
                     rule.secondary_sealed,
                     change.now_ms,
+                    rule.managed_by,
                 )
             rows = await connection.fetch(LOAD_ONE, entity_no)
         return change.version, [_rule(row) for row in rows]
 
 
-COLUMNS: Final = "entity_no, name, rights, primary_sealed, secondary_sealed, created_ms, updated_ms"
+COLUMNS: Final = """
+entity_no, name, rights, primary_sealed, secondary_sealed, created_ms, updated_ms, managed_by
+"""
 LOAD: Final = f"select {COLUMNS} from postbus.authorization_rule order by entity_no, name"
 LOAD_ONE: Final = f"""
 select {COLUMNS} from postbus.authorization_rule where entity_no = $1 order by name
@@ -83,12 +87,14 @@ delete from postbus.authorization_rule where entity_no = $1 and not name = any($
 """
 PUT: Final = """
 insert into postbus.authorization_rule (
-    entity_no, name, rights, primary_sealed, secondary_sealed, created_ms, updated_ms
+    entity_no, name, rights, primary_sealed, secondary_sealed, created_ms, updated_ms,
+    managed_by
 )
-values ($1, $2, $3, $4, $5, $6, $6)
+values ($1, $2, $3, $4, $5, $6, $6, $7)
 on conflict (entity_no, name) do update
 set rights = excluded.rights, primary_sealed = excluded.primary_sealed,
-    secondary_sealed = excluded.secondary_sealed, updated_ms = excluded.updated_ms
+    secondary_sealed = excluded.secondary_sealed, updated_ms = excluded.updated_ms,
+    managed_by = excluded.managed_by
 """
 
 
@@ -101,4 +107,5 @@ def _rule(row: asyncpg.Record) -> SealedRule:
         row["secondary_sealed"],
         row["created_ms"],
         row["updated_ms"],
+        row["managed_by"],
     )

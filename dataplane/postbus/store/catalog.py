@@ -42,7 +42,8 @@ class CatalogEntry(NamedTuple):
     The name of a subscription is its path. Only subscriptions have `topic_no` and `rules`. With
     `restorable_until_ms` the entity is deleted, its name is free and its messages are kept until
     then; `deleted_with`: the topic that it was deleted with. `forwards_as_sent`: field -> the URL
-    that a client sent as the target of a forward, perhaps of a former bus name.
+    that a client sent as the target of a forward, perhaps of a former bus name. `managed_by`: mark
+    of the program that keeps the definition, empty if none does.
     """
 
     entity_no: int
@@ -59,6 +60,7 @@ class CatalogEntry(NamedTuple):
     restorable_until_ms: int | None = None
     deleted_with: int | None = None
     forwards_as_sent: Mapping[str, str] = NONE_SENT
+    managed_by: str = ""
 
     @property
     def is_retained(self) -> bool:
@@ -81,6 +83,7 @@ class CatalogPut(NamedTuple):
     rules: tuple[StoredRule, ...] = ()
     is_partitioned: bool = False
     forwards_as_sent: Mapping[str, str] = NONE_SENT
+    managed_by: str = ""
 
     def entry(self, entity_no: int, version: int, now_ms: int) -> CatalogEntry:
         """Return the entity that results from this change; new rules get the time `now_ms`."""
@@ -92,6 +95,7 @@ class CatalogPut(NamedTuple):
                 version=version,
                 updated_ms=now_ms,
                 forwards_as_sent=self.forwards_as_sent,
+                managed_by=self.managed_by,
             )
         return CatalogEntry(
             entity_no,
@@ -106,6 +110,7 @@ class CatalogPut(NamedTuple):
             rules,
             self.is_partitioned,
             forwards_as_sent=self.forwards_as_sent,
+            managed_by=self.managed_by,
         )
 
 
@@ -213,7 +218,7 @@ LOCK_VERSION: Final = "select version from postbus.catalog_version for share"
 READ_AGE: Final = "select (extract(epoch from created_at) * 1000)::bigint from postbus.store"
 COLUMNS: Final = """
 entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no, rules,
-is_partitioned, restorable_until_ms, deleted_with, forwards_as_sent
+is_partitioned, restorable_until_ms, deleted_with, forwards_as_sent, managed_by
 """
 READ_VERSION: Final = "select version from postbus.catalog_version"
 BURIED: Final = """
@@ -232,25 +237,26 @@ order by name
 ALL_COLUMNS: Final = """
 unnest(
     $1::integer[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::bigint[],
-    $8::bigint[], $9::integer[], $10::text[], $11::boolean[], $12::text[]
+    $8::bigint[], $9::integer[], $10::text[], $11::boolean[], $12::text[], $13::text[]
 ) as new (
     entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no,
-    rules, is_partitioned, forwards_as_sent
+    rules, is_partitioned, forwards_as_sent, managed_by
 )
 """
 CREATE_ALL: Final = f"""
 insert into postbus.catalog (
     entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no,
-    rules, is_partitioned, forwards_as_sent
+    rules, is_partitioned, forwards_as_sent, managed_by
 )
 select entity_no, name, kind, definition::jsonb, home_partition, version, created_ms, updated_ms,
-       topic_no, rules::jsonb, is_partitioned, forwards_as_sent::jsonb
+       topic_no, rules::jsonb, is_partitioned, forwards_as_sent::jsonb, managed_by
 from {ALL_COLUMNS}
 """
 REPLACE_ALL: Final = f"""
 update postbus.catalog old
 set definition = new.definition::jsonb, rules = new.rules::jsonb, version = new.version,
-    updated_ms = new.updated_ms, forwards_as_sent = new.forwards_as_sent::jsonb
+    updated_ms = new.updated_ms, forwards_as_sent = new.forwards_as_sent::jsonb,
+    managed_by = new.managed_by
 from {ALL_COLUMNS}
 where old.entity_no = new.entity_no and not old.is_deleted
 """
@@ -310,6 +316,7 @@ def _entry(row: asyncpg.Record) -> CatalogEntry:
         row["restorable_until_ms"],
         row["deleted_with"],
         json.loads(row["forwards_as_sent"]),
+        row["managed_by"],
     )
 
 
@@ -328,6 +335,7 @@ def _columns_of(entries: Sequence[CatalogEntry]) -> list[list[object]]:
         [_pack_rules(entry.rules, entry.updated_ms) for entry in entries],
         [entry.is_partitioned for entry in entries],
         [json.dumps(dict(entry.forwards_as_sent)) for entry in entries],
+        [entry.managed_by for entry in entries],
     ]
 
 

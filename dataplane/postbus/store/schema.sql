@@ -55,7 +55,8 @@ create table postbus.catalog (
     deleted_reason text,
     restorable_until_ms bigint,
     deleted_with integer,
-    forwards_as_sent jsonb not null default '{}'
+    forwards_as_sent jsonb not null default '{}',
+    managed_by text not null default ''
 );
 
 create unique index catalog_name on postbus.catalog (lower(name)) where not is_deleted;
@@ -71,6 +72,7 @@ create table postbus.authorization_rule (
     secondary_sealed bytea not null,
     created_ms bigint not null,
     updated_ms bigint not null,
+    managed_by text not null default '',
     constraint authorization_rule_pkey primary key (entity_no, name)
 );
 

@@ -29,6 +29,7 @@ class Tombstone(NamedTuple):
     version: int
     deleted_ms: int
     restorable_until_ms: int | None
+    managed_by: str
 
 
 class TombstoneStore:
@@ -55,6 +56,7 @@ class TombstoneStore:
                 row["version"],
                 row["updated_ms"],
                 row["restorable_until_ms"],
+                row["managed_by"],
             )
             for row in rows
         ]
@@ -74,7 +76,7 @@ FORGOTTEN_AT_ONCE: Final = 10_000
 READ_FORGOTTEN: Final = "select forgotten_version from postbus.catalog_version"
 READ: Final = """
 select entity_no, name, kind, coalesce(deleted_reason, 'requested') as deleted_reason, version,
-       updated_ms, restorable_until_ms
+       updated_ms, restorable_until_ms, managed_by
 from postbus.catalog where is_deleted and version > $1
 order by version fetch first ($2::bigint) rows with ties
 """

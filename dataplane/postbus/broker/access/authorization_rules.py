@@ -46,12 +46,16 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class WantedRule:
-    """A wanted rule; a key that is None stays as it is, or is generated."""
+    """A wanted rule; a key that is None stays as it is, or is generated.
+
+    `managed_by`: opaque mark of the program that keeps the rule; None: the mark it has.
+    """
 
     name: str
     rights: frozenset[Right]
     primary: str | None = field(default=None, repr=False)
     secondary: str | None = field(default=None, repr=False)
+    managed_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class AuthorizationRuleDescription:
     is_declared: bool
     created_ms: int = 0
     updated_ms: int = 0
+    managed_by: str = ""
     is_new: bool = field(default=False, compare=False)
 
 
@@ -295,14 +300,21 @@ class AuthorizationRules:
     ) -> AuthorizationRuleDescription:
         """Return a rule with all keys, and with implied rights."""
         rights = frozenset(Right) if Right.MANAGE in wanted.rights else wanted.rights
-        primary, secondary = wanted.primary, wanted.secondary
+        primary, secondary, mark = wanted.primary, wanted.secondary, wanted.managed_by
         if known is not None:
+            mark = known.managed_by if mark is None else mark
             primary = primary or known.keys.primary
             secondary = secondary or known.keys.secondary
         keys = Keys(primary or self._new_key(), secondary or self._new_key())
-        if known is not None and (known.rights, known.keys) == (rights, keys):
+        if known is not None and (known.rights, known.keys, known.managed_by) == (
+            rights,
+            keys,
+            mark,
+        ):
             return known
-        return AuthorizationRuleDescription(wanted.name, rights, keys, is_declared=False)
+        return AuthorizationRuleDescription(
+            wanted.name, rights, keys, is_declared=False, managed_by=mark or ""
+        )
 
     def _sealed(self, entity_no: int, rule: AuthorizationRuleDescription) -> SealedRule:
         place = f"{entity_no}/{rule.name}"
@@ -313,6 +325,7 @@ class AuthorizationRules:
             rule.rights,
             self._seal.seal(rule.keys.primary, f"{place}/primary"),
             self._seal.seal(rule.keys.secondary, f"{place}/secondary"),
+            managed_by=rule.managed_by,
         )
 
     def _opened(self, rule: SealedRule) -> AuthorizationRuleDescription:
@@ -329,7 +342,13 @@ class AuthorizationRules:
                 " postbus.authorization_rule and create the rules again"
             ) from error
         return AuthorizationRuleDescription(
-            rule.name, rule.rights, keys, False, rule.created_ms, rule.updated_ms
+            rule.name,
+            rule.rights,
+            keys,
+            False,
+            rule.created_ms,
+            rule.updated_ms,
+            rule.managed_by,
         )
 
 
@@ -350,13 +369,18 @@ def _keys_of(rule: AuthorizationRuleDescription | KeyRule) -> list[str]:
 
 
 def _kept(rule: AuthorizationRuleDescription) -> WantedRule:
-    return WantedRule(rule.name, rule.rights, rule.keys.primary, rule.keys.secondary)
+    return WantedRule(
+        rule.name, rule.rights, rule.keys.primary, rule.keys.secondary, rule.managed_by
+    )
 
 
 def _worth(
     rules: Sequence[AuthorizationRuleDescription],
-) -> set[tuple[str, frozenset[Right], str, str | None]]:
-    return {(rule.name, rule.rights, rule.keys.primary, rule.keys.secondary) for rule in rules}
+) -> set[tuple[str, frozenset[Right], str, str | None, str]]:
+    return {
+        (rule.name, rule.rights, rule.keys.primary, rule.keys.secondary, rule.managed_by)
+        for rule in rules
+    }
 
 
 def _repeats(wanted: WantedRule, declared: AuthorizationRuleDescription | None) -> bool:

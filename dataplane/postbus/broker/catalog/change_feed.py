@@ -12,22 +12,21 @@ from typing import Final, NamedTuple
 
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.preconditions import DirectoryRefusal
-from postbus.contract.entities import EntityKind
 from postbus.entity.commands import Refusal, Refused
+from postbus.store.catalog import CatalogEntry
 from postbus.store.tombstones import Tombstone, TombstoneStore
 
 MOST: Final = 1_000
-"""Tombstones in one answer, or a few more; a caller that gets this many asks again."""
+"""Changes in one answer, or a few more; a caller that gets this many asks again."""
 
 
 class EntityChange(NamedTuple):
-    """What became of an entity. `is_deleted`: it is gone, perhaps restorable (a tombstone)."""
+    """A change of the catalog: an entity as it is now, or its tombstone."""
 
     version: int
-    entity_no: int
     name: str
-    kind: EntityKind
-    is_deleted: bool
+    entity: CatalogEntry | None
+    tombstone: Tombstone | None
 
 
 class TooOld(DirectoryRefusal):
@@ -61,9 +60,10 @@ class ChangeFeed:
         return [stone for stone in found if stone.version <= self._directory.version]
 
     async def changes(self, since: int, wait_s: float = 0.0) -> tuple[int, list[EntityChange]]:
-        """Return what changed after a version, and the version up to which this is all.
+        """Return changes after a version, and the version up to which these are all.
 
-        Waits so long for the first change when there is none yet.
+        They are `MOST` or a few more: the changes of one version are not split. Waits up to
+        `wait_s` for the first one.
         """
         if since > self._directory.version:
             raise TooOld(since)
@@ -77,15 +77,16 @@ class ChangeFeed:
         if version == since:
             return version, []
         puts = [
-            EntityChange(entry.version, entry.entity_no, entry.name, entry.kind, is_deleted=False)
+            EntityChange(entry.version, entry.name, entry, None)
             for entry in self._directory.changed_since(since)
         ]
         stones = await self.tombstones(since)
         if len(stones) >= MOST:
             version = min(version, stones[-1].version)
-        gone = [
-            EntityChange(stone.version, stone.entity_no, stone.name, stone.kind, is_deleted=True)
-            for stone in stones
-        ]
+        gone = [EntityChange(stone.version, stone.name, None, stone) for stone in stones]
         found = [change for change in (*puts, *gone) if since < change.version <= version]
-        return version, sorted(found)
+        found.sort(key=lambda change: (change.version, change.name))
+        if len(found) > MOST:
+            version = found[MOST - 1].version
+            found = [change for change in found if change.version <= version]
+        return version, found

@@ -487,5 +487,6 @@ def _is_what_was_asked(found: CatalogEntry | None, put: CatalogPut) -> bool:
         found is not None
         and found.properties == put.properties
         and found.forwards_as_sent == put.forwards_as_sent
+        and found.managed_by == put.managed_by
         and [rule.properties for rule in found.rules] == asked
     )

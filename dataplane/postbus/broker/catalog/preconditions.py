@@ -116,7 +116,7 @@ class WantedEntity:
 
     `name` of a subscription is that below its topic. `rules` replace those it has; None keeps them,
     or gives a new one `$Default`. `forwards_as_sent`: field -> the URL that a client named a target
-    by; None: those it has.
+    by; None: those it has. `managed_by` None: the mark it has.
     """
 
     kind: EntityKind
@@ -125,6 +125,7 @@ class WantedEntity:
     topic: str | None = None
     rules: Sequence[RuleProperties] | None = None
     forwards_as_sent: Mapping[str, str] | None = None
+    managed_by: str | None = None
 
     @property
     def path(self) -> str:
@@ -163,10 +164,12 @@ def plan(
     sent = wanted.forwards_as_sent
     if sent is None:
         sent = NONE_SENT if known is None else known.forwards_as_sent
-    if known is not None and (known.properties, known.rules, known.forwards_as_sent) == (
-        properties,
-        rules,
-        sent,
+    mark = wanted.managed_by
+    if mark is None:
+        mark = "" if known is None else known.managed_by
+    if known is not None and (
+        (known.properties, known.rules, known.forwards_as_sent, known.managed_by)
+        == (properties, rules, sent, mark)
     ):
         return known
     name = known.name if known else name
@@ -176,7 +179,14 @@ def plan(
     if topic is None:
         is_partitioned = getattr(properties, "enable_partitioning", False)
         return CatalogPut(
-            known, name, wanted.kind, properties, home_of(name), None, (), is_partitioned, sent
+            known,
+            name,
+            wanted.kind,
+            properties,
+            home_of(name),
+            is_partitioned=is_partitioned,
+            forwards_as_sent=sent,
+            managed_by=mark,
         )
     check_rules(entries, limits, rules, known, topic)
     return CatalogPut(
@@ -189,6 +199,7 @@ def plan(
         rules,
         topic.is_partitioned,
         sent,
+        mark,
     )
 
 

@@ -55,6 +55,10 @@ class Call:
         assert isinstance(value, str)
         return value
 
+    def text_or_none(self, name: str) -> str | None:
+        """Return a query parameter that the table declares as a string without a default."""
+        return self.text(name) if name in self.queries else None
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

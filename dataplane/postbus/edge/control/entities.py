@@ -47,6 +47,7 @@ from postbus.contract.entities import (
     subscription_path,
 )
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, answering_if_match
+from postbus.edge.control.routes import MANAGED_BY
 
 
 class ControlEntities:
@@ -93,7 +94,10 @@ class ControlEntities:
     async def _put_queue(self, call: Call) -> Answer:
         properties = call.read(QueueProperties)
         return await self._put(
-            call, WantedEntity(EntityKind.QUEUE, call.names["queue"], properties)
+            call,
+            WantedEntity(
+                EntityKind.QUEUE, call.names["queue"], properties, managed_by=_mark_of(call)
+            ),
         )
 
     async def _delete_queue(self, call: Call) -> Answer:
@@ -115,7 +119,10 @@ class ControlEntities:
     async def _put_topic(self, call: Call) -> Answer:
         properties = call.read(TopicProperties)
         return await self._put(
-            call, WantedEntity(EntityKind.TOPIC, call.names["topic"], properties)
+            call,
+            WantedEntity(
+                EntityKind.TOPIC, call.names["topic"], properties, managed_by=_mark_of(call)
+            ),
         )
 
     async def _delete_topic(self, call: Call) -> Answer:
@@ -140,7 +147,14 @@ class ControlEntities:
         topic, name = call.names["topic"], call.names["subscription"]
         said = call.read(SubscriptionDefinition)
         properties = _without_rules(said)
-        wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, said.rules)
+        wanted = WantedEntity(
+            EntityKind.SUBSCRIPTION,
+            name,
+            properties,
+            topic,
+            said.rules,
+            managed_by=_mark_of(call),
+        )
         return await self._put(call, wanted)
 
     async def _delete_subscription(self, call: Call) -> Answer:
@@ -241,6 +255,10 @@ def applied(administration: Administration, put: EntityDescription, *, is_new: b
     return Answer(applied_change, 201 if is_new else 200, put.version)
 
 
+def _mark_of(call: Call) -> str | None:
+    return call.text_or_none(MANAGED_BY.name)
+
+
 # --- responses ----------------------------------------------------------------------------------
 
 
@@ -278,6 +296,7 @@ def _facts(entity: EntityDescription, warnings: tuple[str, ...] = ()) -> dict[st
         "updated_at": _time(entity.updated_ms),
         "is_partitioned": entity.is_partitioned,
         "partitions": entity.partitions,
+        "managed_by": entity.managed_by,
         "warnings": warnings,
     }
 

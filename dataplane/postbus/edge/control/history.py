@@ -7,8 +7,17 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from postbus.broker.administration import Administration
+from postbus.broker.administration import EntityChange as KnownChange
+from postbus.broker.administration import Tombstone as KnownTombstone
 from postbus.broker.catalog.preconditions import DirectoryRefusal
-from postbus.contract.control import EntityChange, EntityChanges, ProblemType, Tombstone, Tombstones
+from postbus.contract.control import (
+    EntityChange,
+    EntityChanges,
+    ProblemType,
+    Tombstone,
+    Tombstones,
+    applied_hash,
+)
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
 from postbus.edge.control.entities import applied
 from postbus.entity.commands import Refusal
@@ -34,36 +43,14 @@ class ControlHistory:
             version, found = await self._administration.changes(
                 call.number("since"), call.number("wait")
             )
-        items = [
-            EntityChange(
-                version=each.version,
-                entity_id=each.entity_no,
-                name=each.name,
-                kind=each.kind.value,
-                change="deleted" if each.is_deleted else "put",
-            )
-            for each in found
-        ]
+        items = [_change(each) for each in found]
         return Answer(EntityChanges(version=version, items=items))
 
     async def _tombstones(self, call: Call) -> Answer:
         since, version = call.number("since"), self._administration.version
         with _too_old():
             found = await self._administration.tombstones(since, MOST_TOMBSTONES)
-        items = [
-            Tombstone(
-                entity_id=each.entity_no,
-                name=each.name,
-                kind=each.kind.value,
-                reason=each.reason.value,
-                version=each.version,
-                deleted_at=_time(each.deleted_ms),
-                restorable_until=None
-                if each.restorable_until_ms is None
-                else _time(each.restorable_until_ms),
-            )
-            for each in found
-        ]
+        items = [_tombstone(each) for each in found]
         last = max((each.version for each in items), default=since)
         is_all = len(items) < MOST_TOMBSTONES
         return Answer(Tombstones(version=max(last, version) if is_all else last, items=items))
@@ -78,6 +65,47 @@ class ControlHistory:
             )
         restored = await self._administration.restore(int(number))
         return applied(self._administration, restored, is_new=False)
+
+
+def _change(change: KnownChange) -> EntityChange:
+    entity, tombstone = change.entity, change.tombstone
+    if entity is not None:
+        rules = [rule.properties for rule in entity.rules]
+        return EntityChange(
+            version=change.version,
+            entity_id=entity.entity_no,
+            name=entity.name,
+            kind=entity.kind.value,
+            change="put",
+            managed_by=entity.managed_by,
+            applied_hash=applied_hash(entity.properties, rules),
+        )
+    assert tombstone is not None
+    gone = _tombstone(tombstone)
+    return EntityChange(
+        version=gone.version,
+        entity_id=gone.entity_id,
+        name=gone.name,
+        kind=gone.kind,
+        change="deleted",
+        managed_by=gone.managed_by,
+        reason=gone.reason,
+        restorable_until=gone.restorable_until,
+    )
+
+
+def _tombstone(known: KnownTombstone) -> Tombstone:
+    until_ms = known.restorable_until_ms
+    return Tombstone(
+        entity_id=known.entity_no,
+        name=known.name,
+        kind=known.kind.value,
+        reason=known.reason.value,
+        version=known.version,
+        deleted_at=_time(known.deleted_ms),
+        restorable_until=None if until_ms is None else _time(until_ms),
+        managed_by=known.managed_by,
+    )
 
 
 @contextmanager

@@ -73,7 +73,10 @@ MAX_VERSION: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter behind the question mark; `schema` is its JSON schema with a default."""
+    """A parameter behind the question mark; `schema` is its JSON schema.
+
+    Without a default in it, the call does not have the parameter when the request has not.
+    """
 
     name: str
     schema: dict[str, Any]
@@ -130,6 +133,14 @@ POLICY: Final = Query(
     "policy",
     {"type": "string", "enum": [policy.value for policy in DeletionPolicy], "default": "Delete"},
     "`DeleteIfEmpty` fails if there are messages; `Retain` keeps them for a restore.",
+)
+
+MANAGED_BY: Final = Query(
+    "managed-by",
+    {"type": "string", "maxLength": 512, "pattern": "^[ -~]*$"},
+    "Set the opaque mark of the program that keeps this definition, in printable ASCII; empty"
+    " removes it. Without this parameter the mark stays. Updates over the administration API keep"
+    " it, and tombstones have it.",
 )
 
 KEYS: Final = Query(
@@ -189,6 +200,7 @@ def _put(operation: str, path: str, tag: str, what: str, body: type[BaseModel]) 
         f"Create or replace {what}",
         Applied,
         body,
+        queries=(MANAGED_BY,),
         refusals=(403, 404, 409, 412),
         is_change=True,
         is_versioned=True,
@@ -318,6 +330,7 @@ def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
             f"Create or replace a {rule}",
             AuthorizationRuleDescription,
             AuthorizationRuleDefinition,
+            queries=(MANAGED_BY,),
             refusals=(404, 409),
             is_change=True,
             scope=Scope.ALL,

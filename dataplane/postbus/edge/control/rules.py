@@ -19,6 +19,7 @@ from postbus.contract.control import (
 )
 from postbus.contract.entities import EntityKind
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
+from postbus.edge.control.routes import MANAGED_BY
 
 
 class ControlRules:
@@ -52,7 +53,13 @@ class ControlRules:
     async def _put(self, kind: EntityKind | None, call: Call) -> Answer:
         scope, name = self._scope(kind, call), call.names["authorization_rule"]
         body = call.read(AuthorizationRuleDefinition)
-        wanted = WantedRule(name, body.rights, _text(body.primary_key), _text(body.secondary_key))
+        wanted = WantedRule(
+            name,
+            body.rights,
+            _text(body.primary_key),
+            _text(body.secondary_key),
+            call.text_or_none(MANAGED_BY.name),
+        )
         put = await self._rules.put(scope, wanted)
         return Answer(_described(put, with_keys=False), 201 if put.is_new else 200)
 
@@ -94,6 +101,7 @@ def _described(rule: KnownRule, with_keys: bool) -> AuthorizationRuleDescription
         is_declared=rule.is_declared,
         created_at=_time(rule.created_ms),
         updated_at=_time(rule.updated_ms),
+        managed_by=rule.managed_by,
         primary_key=rule.keys.primary if with_keys else None,
         secondary_key=rule.keys.secondary if with_keys else None,
     )

@@ -198,7 +198,7 @@ def _invalid(problems: list[FieldProblem]) -> ControlRefused:
 def _read_queries(request: web.Request, route: Route) -> dict[str, str | int | bool]:
     known = {query.name: query for query in route.queries}
     values: dict[str, str | int | bool] = {
-        name: query.schema["default"] for name, query in known.items()
+        name: query.schema["default"] for name, query in known.items() if "default" in query.schema
     }
     problems = []
     for name, text in request.query.items():
@@ -229,8 +229,13 @@ def _read_query(query: Query, text: str) -> str | int | bool | None:
             return value if schema["minimum"] <= value <= schema["maximum"] else None
         case "boolean":
             return {"true": True, "false": False}.get(text)
+        case _ if "enum" in schema:
+            return text if text in schema["enum"] else None
         case _:
-            return text if text in schema.get("enum", [text]) else None
+            is_short = len(text) <= schema.get("maxLength", len(text))
+            pattern = schema.get("pattern")
+            is_valid = is_short and (pattern is None or re.fullmatch(pattern, text))
+            return text if is_valid else None
 
 
 def _expected(query: Query) -> str:
@@ -240,8 +245,12 @@ def _expected(query: Query) -> str:
             return f"must be a number between {schema['minimum']} and {schema['maximum']}, once"
         case "boolean":
             return "must be true or false, once"
-        case _:
+        case _ if "enum" in schema:
             return f"must be one of {', '.join(schema['enum'])}, once"
+        case _ if "pattern" in schema:
+            return f"must have at most {schema['maxLength']} printable ASCII characters, once"
+        case _:
+            return "must occur once"
 
 
 def _read_condition(request: web.Request) -> Precondition:
