@@ -163,6 +163,15 @@ def plain(clients: Clients, partitions: range) -> str:
     return queue
 
 
+def plain_topic(clients: Clients, partitions: range) -> str:
+    """Create a topic in one of these partitions, with a subscription."""
+    names = (f"plain-topic-{next(NAMES)}" for _ in itertools.count())
+    topic = next(name for name in names if home_of(name, PARTITIONS) in partitions)
+    clients.administration.create_topic(topic)
+    clients.administration.create_subscription(topic, "all")
+    return topic
+
+
 def key_in(partitions: range) -> str:
     """Return a partition key of one of these partitions."""
     keys = (f"key{n}" for n in itertools.count())
@@ -216,6 +225,29 @@ def is_refused_where_nothing_is_known(clients: Clients, near: str, far: str) -> 
     assert {near, far} <= {each["name"] for each in control.get("/v1/queues").body["items"]}
 
 
+def lists_contain_what_is_not_counted(clients: Clients, near: str, far: str, topic: str) -> None:
+    administration = clients.administration
+    listed = {each.name: each.availability_status for each in administration.list_queues()}
+    assert (listed[near], listed[far]) == ("Available", "Limited")
+    counted = {each.name: each for each in administration.list_queues_runtime_properties()}
+    assert counted[near].active_message_count == counted[near].total_message_count == 1
+    assert counted[far].active_message_count is None
+    assert counted[far].total_message_count is None
+    assert counted[far].size_in_bytes is None
+    topics = {each.name: each for each in administration.list_topics_runtime_properties()}
+    assert topics[topic].subscription_count == 1
+    assert topics[topic].size_in_bytes is None
+    (below,) = administration.list_subscriptions_runtime_properties(topic)
+    assert below.active_message_count is None
+    shown = clients.command_line.ok("get", "queues")
+    assert re.search(rf"^{near} +Active +1 .*Available$", shown, re.MULTILINE)
+    assert re.search(rf"^{far} +Active +- +- +- +- +Limited$", shown, re.MULTILINE)
+    assert clients.command_line.ok("get", "queue", far).endswith("Limited\n")
+    assert clients.command_line.ok("get", "subscriptions", topic).endswith("Limited\n")
+    rows = {each["name"]: each["active"] for each in clients.command_line.json("get", "queues")}
+    assert (rows[near], rows[far]) == (1, None)
+
+
 def messages_without_key_come_and_go(clients: Clients, queue: str) -> list[str]:
     new = [f"new-{n}" for n in range(PARTITIONS)]
     send(clients.messages, queue, *new)
@@ -259,6 +291,7 @@ def test_one_of_two_databases_is_away_and_comes_back(clients: Clients) -> None:
     for queue in ("changed", "first", "gone"):
         clients.administration.create_queue(queue, enable_partitioning=True)
     topic, near, far = subscribed(clients), plain(clients, HERE), plain(clients, THERE)
+    far_topic = plain_topic(clients, THERE)
     reads_as_available(clients, read, PARTITIONS)
     described = clients.control.get(path_of("queues", read)).body
     assert described["partitions"] == list(range(PARTITIONS))
@@ -266,6 +299,7 @@ def test_one_of_two_databases_is_away_and_comes_back(clients: Clients) -> None:
     reads_as_limited(clients, read, topic)
     command_line_shows_availability(clients, read, near)
     is_refused_where_nothing_is_known(clients, near, far)
+    lists_contain_what_is_not_counted(clients, near, far, far_topic)
     taken = messages_without_key_come_and_go(clients, keyless)
     only_keys_of_lost_partitions_are_refused(clients, keyed)
     definitions_change(clients, "changed", "young", "gone")

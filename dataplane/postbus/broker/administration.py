@@ -136,7 +136,8 @@ class RuntimeInformation:
     """What an entity holds, exact at rest: partitions that were not loaded were loaded for it.
 
     The messages of `unavailable_partitions` are not counted: what is there is known only when they
-    are back. The counts are those of the other partitions, at least one.
+    are back. The counts are those of the other partitions; without any they are zero and say
+    nothing (`Administration.uncounted`).
 
     `active` includes locked and deferred messages; `transfer` waits in the outbox for a forward.
     `accessed_ms`: when somebody sent or received last, else when it was made; a kill of the broker
@@ -263,7 +264,7 @@ class Administration:
             raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
         hosts = [self._hosts[home] for home in self._directory.homes_of(entry)]
         reachable = [host for host in hosts if away(host) is None]
-        problem = await self._load(reachable or hosts)
+        problem = await self._load(reachable) if reachable else _problem_of(hosts)
         found = {host.partition_id: host.counts(entry.entity_no) for host in hosts}
         known = [counts for counts in found.values() if counts is not None]
         if len(known) < len(hosts) and self._directory.numbered(entry.entity_no) is None:
@@ -277,6 +278,17 @@ class Administration:
             Availability.LIMITED if is_limited else Availability.AVAILABLE,
             self._directory.subscription_count(entry.entity_no),
             tuple(number for number, counts in found.items() if counts is None),
+        )
+
+    def uncounted(self, description: EntityDescription) -> RuntimeInformation:
+        """Return what is known of an entity while all its partitions are unavailable."""
+        subscriptions = self._directory.subscription_count(description.entity_no)
+        return _runtime(
+            sum_of([]),
+            description.created_ms,
+            Availability.LIMITED,
+            subscriptions,
+            description.partitions,
         )
 
     async def traffic(self, path: str) -> EntityTraffic:
@@ -303,9 +315,7 @@ class Administration:
             for call in calls:
                 call.cancel()
         if late or any(isinstance(call.result(), Refused) for call in done):
-            troubles = [host.trouble for host in hosts if host.trouble is not None]
-            why = f": {troubles[0]}" if troubles else ""
-            return f"the store is unavailable{why}; try again"
+            return _problem_of(hosts)
         return None
 
     # --- definitions ----------------------------------------------------------------------------
@@ -475,6 +485,12 @@ class Administration:
             entry.forwards_as_sent,
             entry.managed_by,
         )
+
+
+def _problem_of(hosts: Sequence[Host]) -> str:
+    troubles = [host.trouble for host in hosts if host.trouble is not None]
+    why = f": {troubles[0]}" if troubles else ""
+    return f"the store is unavailable{why}; try again"
 
 
 def _runtime(

@@ -432,10 +432,12 @@ async def test_unavailable_counts_are_reported_as_unavailable(
     bus.reload(queue)
     bus._loop.call_soon_threadsafe(host.interrupt, 3_600)
     try:
-        for path in (f"/{queue}", "/$Resources/queues"):
-            busy = await http.call("GET", path)
-            assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
-            assert busy.detail.startswith("SubCode=50300. Server Busy.")
+        busy = await http.call("GET", f"/{queue}")
+        assert (busy.status, busy.headers["Retry-After"]) == (503, "1")
+        assert busy.detail.startswith("SubCode=50300. Server Busy.")
+        listed = await http.call("GET", "/$Resources/queues")
+        assert listed.status == 200
+        assert b"<EntityAvailabilityStatus>Limited<" in listed.body
         changed = await put(http, f"/{queue}", LOCK.format(seconds=35), If_Match="*")
         if host.partition_id == CATALOG_PARTITION:  # definitions cannot be changed then
             assert changed.status == 503
@@ -445,6 +447,7 @@ async def test_unavailable_counts_are_reported_as_unavailable(
     finally:
         host._recovery._interrupted_until = 0.0
     monkeypatch.undo()
+    await wait_until(lambda: host.is_loaded)
     if changed.status == 503:
         changed = await put(http, f"/{queue}", LOCK.format(seconds=35), If_Match="*")
         assert changed.status == 200

@@ -32,6 +32,10 @@ class ConflictError(RefusedError):
     """The request conflicts with the current state."""
 
 
+class UnavailableError(RefusedError):
+    """The bus or the store of an entity is unavailable."""
+
+
 class ControlClient:
     """An open client; an asynchronous context manager. Every method may raise `RefusedError`."""
 
@@ -156,6 +160,8 @@ class ControlClient:
             return NotFoundError(message)
         if status == 409:
             return ConflictError(message)
+        if status == 503:
+            return UnavailableError(message)
         if status == 401 and self._target.is_guess:
             return RefusedError(f"{NO_BUS_HERE}; the bus at {self._url} belongs to another folder")
         if status == 401 and self._target.context.token_file is None:

@@ -94,6 +94,11 @@ COUNTS: Final = {
     "deadLetter": "deadLetterMessageCount",
     "scheduled": "scheduledMessageCount",
 }
+NOT_COUNTED: Final[dict[str, Any]] = {
+    "countDetails": {},
+    "sizeInBytes": None,
+    "availability": "Limited",
+}
 COLUMNS: Final = {
     "name": "name",
     "status": "status",
@@ -360,8 +365,11 @@ async def find_entity(control: ControlClient, name: str) -> tuple[str, dict[str,
 async def _counted(
     control: ControlClient, path: str, only: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return entities with their counts, one row each; `only`: the name of a single one."""
-    from postbus.cli.client.control_client import NotFoundError, part
+    """Return entities with their counts, one row each; `only`: the name of a single one.
+
+    Counts are None where all partitions of an entity are unavailable.
+    """
+    from postbus.cli.client.control_client import NotFoundError, UnavailableError, part
 
     if only is None:
         found = await control.all_of(path)
@@ -372,13 +380,16 @@ async def _counted(
             raise NotFoundError(f"{error}{await did_you_mean(control, only)}") from None
     rows = []
     for each in found:
-        runtime = await control.get(f"{path}/{part(each['name'])}/runtime")
+        try:
+            runtime = await control.get(f"{path}/{part(each['name'])}/runtime")
+        except UnavailableError:
+            runtime = NOT_COUNTED
         details = runtime["countDetails"]
         rows.append(
             {
                 "name": each["name"],
                 "status": each["properties"]["status"],
-                **{name: details[key] for name, key in COUNTS.items()},
+                **{name: details.get(key) for name, key in COUNTS.items()},
                 "sizeInBytes": runtime["sizeInBytes"],
                 **traffic_of(runtime),
                 "availability": runtime["availability"],

@@ -56,6 +56,7 @@ def with_availability(
 def with_change(
     row: dict[str, Any], before: dict[str, Any] | None, seconds: float
 ) -> dict[str, Any]:
-    """Return a row with the change of its dead letters per second."""
-    change = 0.0 if before is None else (row["deadLetter"] - before["deadLetter"]) / seconds
+    """Return a row with the change of its dead letters per second; 0 while one is unknown."""
+    now, then = row["deadLetter"], None if before is None else before["deadLetter"]
+    change = 0.0 if now is None or then is None else (now - then) / seconds
     return {**row, "deadLetterRate": f"{change:+.1f}" if abs(change) >= 0.05 else "0"}

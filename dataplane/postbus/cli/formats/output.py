@@ -110,8 +110,9 @@ def _table_of(found: Sequence[Row], headings: Mapping[str, str]) -> tuple[Table,
     shown: list[list[str]] = []
     least = 0
     for key, heading in headings.items():
-        is_number = isinstance(found[0].get(key), int | float) and heading != ""
-        is_short = is_number or PART_OF_SECOND.search(str(found[0].get(key))) is not None
+        known = next((each[key] for each in found if each.get(key) is not None), None)
+        is_number = isinstance(known, int | float) and heading != ""
+        is_short = is_number or PART_OF_SECOND.search(str(known)) is not None
         is_whole = is_short or key in WHOLE
         most = MAX_VALUE if key in WHOLE else MAX_CELL
         cells = [cell(each.get(key), most) for each in found]

@@ -65,6 +65,11 @@ class Shown:
     filter_counts: tuple[int, int] | None = None
     size_factor: int = 1
 
+    @property
+    def is_counted(self) -> bool:
+        """Return whether a partition is available: zeros would look like an empty queue."""
+        return len(self.runtime.unavailable_partitions) < len(self.description.partitions)
+
 
 # --- properties -----------------------------------------------------------------------------------
 
@@ -153,9 +158,18 @@ def _fact(name: str, value: Callable[[Shown], str]) -> Fact:
     return Fact(lambda shown: f"<{name}>{value(shown)}</{name}>")
 
 
+def _count(name: str, value: Callable[[Shown], int]) -> Fact:
+    return Fact(lambda shown: f"<{name}>{value(shown)}</{name}>" if shown.is_counted else "")
+
+
 def _counts(shown: Shown) -> str:
-    """Return the counts; JavaScript's client looks for the prefix that is declared right here."""
+    """Return the counts; JavaScript's client looks for the prefix that is declared right here.
+
+    Without counts the element is empty: Go's client requires it, Python's then returns None.
+    """
     counts = shown.runtime
+    if not shown.is_counted:
+        return f'<CountDetails xmlns:d2p1="{COUNTS_NAMESPACE}"/>'
     return (
         f'<CountDetails xmlns:d2p1="{COUNTS_NAMESPACE}">'
         f"<d2p1:ActiveMessageCount>{counts.active}</d2p1:ActiveMessageCount>"
@@ -168,9 +182,9 @@ def _counts(shown: Shown) -> str:
     )
 
 
-def _total(shown: Shown) -> str:
+def _total(shown: Shown) -> int:
     counts = shown.runtime
-    return str(
+    return (
         counts.active
         + counts.dead_letter
         + counts.scheduled
@@ -189,8 +203,8 @@ def _filter_counts(shown: Shown) -> str:
     )
 
 
-_SIZE: Final = _fact("SizeInBytes", lambda shown: str(shown.runtime.size_bytes))
-_MESSAGE_COUNT: Final = _fact("MessageCount", _total)
+_SIZE: Final = _count("SizeInBytes", lambda shown: shown.runtime.size_bytes)
+_MESSAGE_COUNT: Final = _count("MessageCount", _total)
 _NOT_ANONYMOUS: Final = _fact("IsAnonymousAccessible", lambda _: "false")
 _CREATED: Final = _fact("CreatedAt", lambda shown: write_time(shown.description.created_ms))
 _UPDATED: Final = _fact("UpdatedAt", lambda shown: write_time(shown.description.updated_ms))

@@ -182,12 +182,12 @@ class AtomHandler:
         entries = []
         for description in found[:top]:
             try:
-                shown = await self._shown(request, description)
+                runtime = await self._administration.runtime(description.name)
             except DirectoryRefusal as error:
-                if error.refused.refusal is not Refusal.ENTITY_NOT_FOUND:
-                    raise
-                continue  # it was deleted meanwhile
-            entries.append(feeds.entity(shown))
+                if error.refused.refusal is Refusal.ENTITY_NOT_FOUND:
+                    continue  # it was deleted meanwhile
+                runtime = self._administration.uncounted(description)
+            entries.append(feeds.entity(self._shown(request, description, runtime)))
         following = _next(skip, top) if len(found) > top else None
         return _feed(feeds.feed(path, title, entries, self._now_ms(), following))
 
@@ -365,11 +365,7 @@ class AtomHandler:
         is_good = AUTHORITY.fullmatch(host) is not None
         return Place(request.scheme, host if is_good else self._administration.namespace)
 
-    async def _shown(self, request: web.BaseRequest, description: EntityDescription) -> Shown:
-        runtime = await self._administration.runtime(description.name)
-        return self._shown_with(request, description, runtime)
-
-    def _shown_with(
+    def _shown(
         self,
         request: web.BaseRequest,
         description: EntityDescription,
@@ -415,7 +411,7 @@ class AtomHandler:
                 if request.method == "GET":
                     raise
                 runtime = replace(NOT_COUNTED, accessed_ms=description.created_ms)
-        shown = self._shown_with(request, description, runtime)
+        shown = self._shown(request, description, runtime)
         answer = _entry(self._feeds(request).entity(shown), status)
         answer.headers["ETag"] = f'"{description.version}"'
         return answer
