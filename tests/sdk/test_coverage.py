@@ -58,6 +58,7 @@ def counted(folder: Path, *flags: str) -> tuple[set[str], coverage.Methods]:
     return {file.name for file in files}, read_calls(files)
 
 
+@pytest.mark.slow
 def test_calls_of_several_workers_are_added_up(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(TEST)
     (tmp_path / "test_b.py").write_text(TEST + BROKEN)
@@ -70,6 +71,7 @@ def test_calls_of_several_workers_are_added_up(tmp_path: Path) -> None:
     assert methods["ServiceBusClient.close"] == Calls(0, 0)
 
 
+@pytest.mark.slow
 def test_one_process_writes_one_file(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(TEST)
     files, methods = counted(tmp_path)

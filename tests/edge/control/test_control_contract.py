@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from postbus.edge.control.calls import STATUS_OF
 from postbus.edge.control.openapi import REFUSED, openapi_document, openapi_text
 from postbus.edge.control.routes import ROUTES
@@ -17,6 +19,7 @@ def test_checked_in_document_is_the_served_one() -> None:
     assert text == openapi_text(), "run `make openapi`"
 
 
+@pytest.mark.slow
 def test_document_does_not_depend_on_the_process() -> None:
     """Sets have another order in every process."""
     program = "from postbus.edge.control.openapi import openapi_text as t; print(t(), end='')"
