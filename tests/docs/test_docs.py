@@ -53,6 +53,7 @@ from postbus.edge.web import authorization as http_authorization
 from postbus.entity.queues import dedup
 from postbus.entity.queues.dead_letter_reasons import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
 from postbus.entity.topics import topic_state
+from postbus.entity.topics.publish_limits import PublishLimits
 from postbus.entity.transfer import outbox
 from postbus.entity.transfer.inbox import MAX_FORWARD_HOPS
 from postbus.manifests.reader import read_one_bus
@@ -496,28 +497,28 @@ def test_limits_of_the_guides_are_those_of_the_bus() -> None:
     text = words(TOPICS)
     longest = next(each.max_length for each in SqlFilter.model_fields["sql_expression"].metadata)
     assert longest == sql_grammar.MAX_CHARS
+    publish = PublishLimits()
     for sentence in (
         f"{sql_grammar.MAX_CHARS:,} characters for each text",
         f"{sql_grammar.MAX_COMPARISONS} conditions in a filter",
         f"{sql_grammar.MAX_STATEMENTS} statements in an action",
         f"{sql_grammar.MAX_DEPTH} levels of nesting",
         f"at most {MAX_RULES} in a manifest",
-        f"{topic_state.MAX_COPIES:,} copies and {topic_state.MAX_ROW_BYTES >> 20} MiB",
+        f"{publish.max_copies:,} copies and {publish.max_row_bytes >> 20} MiB",
     ):
         assert sentence in text, sentence
 
 
 def limits_of_bus(limits: NamespaceLimits) -> dict[str, str]:
     state = limits.max_session_state_bytes >> 10
+    publish = PublishLimits()
     return {
         "queues and topics of a namespace": f"{limits.max_entity_count:,}",
         "subscriptions of a topic": f"{limits.max_subscription_count:,}",
         "rules of a topic: SQL, correlation": (
             f"{limits.max_sql_rule_count:,}, {limits.max_correlation_rule_count:,}"
         ),
-        "copies of one publish": (
-            f"{topic_state.MAX_COPIES:,}, {topic_state.MAX_ROW_BYTES >> 20} MiB"
-        ),
+        "copies of one publish": (f"{publish.max_copies:,}, {publish.max_row_bytes >> 20} MiB"),
         "session state": f"{state} KB" if state < 1024 else f"{state >> 10} MB",
         "session id, message id, partition key": f"{limits.max_id_chars} characters",
         "messages and bytes of a transaction": (

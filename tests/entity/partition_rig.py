@@ -59,6 +59,7 @@ from postbus.entity.outcomes import (
     Ship,
 )
 from postbus.entity.partition_state import PartitionState, WindowBudget
+from postbus.entity.topics.publish_limits import PublishLimits
 from postbus.entity.traffic import Traffic
 from postbus.message.codec import Described, decode_value
 from postbus.message.envelope import Envelope
@@ -135,12 +136,14 @@ class Rig:
         *,
         budget_bytes: int = 1 << 30,
         limits: NamespaceLimits = LIMITS[Sku.STANDARD],
+        publish_limits: PublishLimits = PublishLimits(),  # noqa: B008 - frozen
         seed: int = 1,
         is_auto: bool = True,
     ) -> None:
         self.tables = Tables(epoch=0)
         self.now_ms = START_MS
         self.limits = limits
+        self.publish_limits = publish_limits
         self.budget = WindowBudget(budget_bytes)
         self.is_auto = is_auto
         self.seed = seed
@@ -166,6 +169,7 @@ class Rig:
             seed=self.seed,
             budget=self.budget,
             limits=self.limits,
+            publish_limits=self.publish_limits,
             traffic=self.traffic,
         )
 

@@ -30,7 +30,7 @@ from postbus.entity.commands import (
     Transacted,
 )
 from postbus.entity.outcomes import Outcome
-from postbus.entity.topics import topic_state
+from postbus.entity.topics.publish_limits import PublishLimits
 from postbus.message.codec import encode_value
 from tests.entity.partition_rig import (
     ACTIVE,
@@ -344,8 +344,8 @@ def test_send_via_is_checked_like_any_message() -> None:
 TOPIC, SUBSCRIPTION = 20, 21
 
 
-def topic_rig(**subscription: object) -> Rig:
-    rig = Rig()
+def topic_rig(limits: PublishLimits = PublishLimits(), **subscription: object) -> Rig:  # noqa: B008
+    rig = Rig(publish_limits=limits)
     rig.apply(PutEntity(TOPIC, "t", EntityKind.TOPIC, TopicProperties(), 2))
     properties = SubscriptionProperties(**subscription)
     name = "t/Subscriptions/s"
@@ -415,9 +415,8 @@ def test_a_message_sent_via_a_subscription_leaves_with_its_settlement() -> None:
     }
 
 
-def test_the_copies_of_all_operations_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_state, "MAX_COPIES", 10)
-    rig = topic_rig()
+def test_the_copies_of_all_operations_together_are_limited() -> None:
+    rig = topic_rig(PublishLimits(max_copies=10))
     sends = [send(f"m{number}", entity_no=TOPIC) for number in range(11)]
     assert refused(rig, *sends).refusal is Refusal.PUBLISH_TOO_LARGE
     assert isinstance(rig.apply(Transact([*sends[:10]])), Transacted)

@@ -31,7 +31,6 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import Needs, Settling
 from postbus.entity.queues import paging
 from postbus.entity.queues.queue_state import properties_refusal
-from postbus.entity.topics import topic_state
 from postbus.entity.topics.topic_state import TopicState
 from postbus.message.codec import DecodeError, Timestamp, encode_value
 from postbus.message.fields import Field, MessageDraft, MessageFields
@@ -202,7 +201,7 @@ def _check(
             continue
         if isinstance(target, TopicState):
             copies += target.checked_copies
-            if plan and copies > topic_state.MAX_COPIES:
+            if plan and copies > target.publish_limits.max_copies:
                 return plan, refusals, [each.number for each in choices[index:]]
         sent_bytes += envelope.size_bytes
         if plan and sent_bytes > paging.READ_BYTES:  # an edit made them larger than what was read

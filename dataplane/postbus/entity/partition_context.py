@@ -12,6 +12,7 @@ from postbus.entity.window import Window
 
 if TYPE_CHECKING:
     from postbus.entity.queues.sub_queue import Consumer, SubQueueState
+    from postbus.entity.topics.publish_limits import PublishLimits
     from postbus.entity.transfer.outbox import Outbox
 
 
@@ -21,7 +22,7 @@ class PartitionContext(ApplyContext):
     `consumers` are receivers of clients, each with the sub-queue or session it receives from.
     """
 
-    __slots__ = ("consumers", "outbox")
+    __slots__ = ("consumers", "outbox", "publish_limits")
 
     outbox: Outbox
 
@@ -33,6 +34,7 @@ class PartitionContext(ApplyContext):
         first_key: int,
         window: Window,
         limits: NamespaceLimits,
+        publish_limits: PublishLimits,
         traffic: dict[int, Traffic],
     ) -> None:
         super().__init__(
@@ -43,4 +45,5 @@ class PartitionContext(ApplyContext):
             limits=limits,
             traffic=traffic,
         )
+        self.publish_limits = publish_limits
         self.consumers: dict[int, tuple[SubQueueState, Consumer]] = {}

@@ -77,6 +77,7 @@ from postbus.entity.partition_context import PartitionContext
 from postbus.entity.queues.active_messages import SessionCommand
 from postbus.entity.queues.queue_state import QueueState
 from postbus.entity.queues.sub_queue import Consumer
+from postbus.entity.topics.publish_limits import PublishLimits
 from postbus.entity.topics.topic_state import TopicState
 from postbus.entity.traffic import Traffic
 from postbus.entity.transfer.inbox import Inbox
@@ -107,6 +108,7 @@ class PartitionState:
         seed: int,
         budget: WindowBudget,
         limits: NamespaceLimits,
+        publish_limits: PublishLimits = PublishLimits(),  # noqa: B008 - frozen
         traffic: dict[int, Traffic] | None = None,
     ) -> None:
         """`traffic`: counters to add to; the caller keeps them for the next load."""
@@ -119,6 +121,7 @@ class PartitionState:
             first_key=loaded.next_row_key,
             window=Window(budget),
             limits=limits,
+            publish_limits=publish_limits,
             traffic={} if traffic is None else traffic,
         )
         self.entities: dict[int, QueueState] = {}  # topics too, and subscriptions

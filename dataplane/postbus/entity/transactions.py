@@ -29,7 +29,6 @@ from postbus.entity.outcomes import Needs
 from postbus.entity.queues import locks, paging
 from postbus.entity.queues.queue_state import properties_refusal
 from postbus.entity.queues.queued_message import QueuedMessage
-from postbus.entity.topics import topic_state
 from postbus.entity.topics.topic_state import TopicState
 from postbus.message.envelope import Envelope
 from postbus.rules.steps import APPLY_STEPS
@@ -171,8 +170,8 @@ def _check_send(
         checked.note(answer)
     elif command.via is None and isinstance(entity, TopicState):
         checked.copies += entity.checked_copies
-        if checked.copies > topic_state.MAX_COPIES:
-            return topic_state.TOO_LARGE
+        if checked.copies > entity.publish_limits.max_copies:
+            return entity.publish_limits.too_large
     added_bytes = sum(envelope.size_bytes for envelope in command.messages)
     checked.taken_bytes[entity.entity_no] = taken_bytes + added_bytes
     checked.steps.append(_Sending(entity, replace(command, is_atomic=True)))

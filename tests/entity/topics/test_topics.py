@@ -23,7 +23,7 @@ from postbus.entity.commands import (
     Tick,
 )
 from postbus.entity.outcomes import Outcome
-from postbus.entity.topics import topic_state
+from postbus.entity.topics.publish_limits import PublishLimits
 from tests.entity.partition_rig import (
     ACTIVE,
     DELETE,
@@ -467,9 +467,8 @@ def test_the_size_of_a_topic_is_that_of_all_copies() -> None:
     assert reply.refusals is not None
 
 
-def test_a_publish_above_the_commit_limit_is_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_state, "MAX_COPIES", 6)
-    rig = topic_rig(3)
+def test_a_publish_above_the_commit_limit_is_refused_whole() -> None:
+    rig = topic_rig(3, publish_limits=PublishLimits(max_copies=6))
     batch = Enqueue(TOPIC, [message(name) for name in "abc"], is_atomic=True)
     reply = rig.apply(batch)
     assert isinstance(reply, Refused)
@@ -482,17 +481,16 @@ def test_a_publish_above_the_commit_limit_is_refused_whole(monkeypatch: pytest.M
     assert reply.refusals is not None
     assert list(reply.refusals) == [8, 9]
     assert reply.refusals[8].refusal is Refusal.BUSY
-    monkeypatch.setattr(topic_state, "MAX_COPIES", 2)
+    rig = topic_rig(3, publish_limits=PublishLimits(max_copies=2))
     reply = rig.apply(Enqueue(TOPIC, [message("a")]))
     assert isinstance(reply, Enqueued)
     assert reply.refusals is not None
     assert reply.refusals[0].refusal is Refusal.PUBLISH_TOO_LARGE
 
 
-def test_burst_of_publishes_has_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_burst_of_publishes_has_the_bytes_of_one() -> None:
     """They are one commit: messages that do not fit must come again."""
-    monkeypatch.setattr(topic_state, "MAX_ROW_BYTES", 2_500)
-    rig = topic_rig(3)
+    rig = topic_rig(3, publish_limits=PublishLimits(max_row_bytes=2_500))
     reply = rig.apply(Enqueue(TOPIC, [with_properties(name, b"x" * 1_000) for name in "abc"]))
     assert isinstance(reply, Enqueued)
     assert reply.refusals is not None
@@ -500,9 +498,8 @@ def test_burst_of_publishes_has_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch
     assert reply.refusals[1].refusal is Refusal.BUSY
 
 
-def test_bytes_of_a_publish_count_a_shared_body_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_state, "MAX_ROW_BYTES", 60_000)
-    rig = topic_rig(3)
+def test_bytes_of_a_publish_count_a_shared_body_once() -> None:
+    rig = topic_rig(3, publish_limits=PublishLimits(max_row_bytes=60_000))
     batch = [with_properties(name, b"x" * 50_000) for name in "ab"]
     assert len(publish(rig, batch[0])) == 1
     reply = rig.apply(Enqueue(TOPIC, batch, is_atomic=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from postbus.contract.entities import (
     RuleProperties,
     SqlAction,
@@ -25,9 +27,9 @@ from tests.entity.partition_rig import (
 ONE, TWO, THREE = 21, 22, 23
 
 
-def topic_rig(count: int = 2, topic: TopicProperties | None = None, **settings: int) -> Rig:
+def topic_rig(count: int = 2, topic: TopicProperties | None = None, **settings: Any) -> Rig:
     """Make a topic with this number of subscriptions that take everything."""
-    rig = Rig(**settings)  # type: ignore[arg-type]
+    rig = Rig(**settings)
     rig.put_topic(topic)
     for entity_no in range(ONE, ONE + count):
         rig.put_subscription(entity_no)

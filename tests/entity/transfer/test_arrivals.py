@@ -6,7 +6,7 @@ import pytest
 
 from postbus.contract.entities import SubscriptionProperties
 from postbus.entity.commands import Arrive, Arrived, Disposition, Refusal, Settle, Shipped
-from postbus.entity.topics import topic_state
+from postbus.entity.topics.publish_limits import PublishLimits
 from postbus.entity.transfer import inbox
 from tests.entity.partition_checks import check_partition
 from tests.entity.partition_rig import ACTIVE, DELETE, QUEUE, TOPIC, Rig, message
@@ -17,9 +17,8 @@ SOURCE = 5
 
 
 def test_too_many_copies_for_one_commit_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_state, "MAX_COPIES", 50)
     monkeypatch.setattr(inbox, "ARRIVAL_ROWS", 50)
-    rig = topic_rig(10)
+    rig = topic_rig(10, publish_limits=PublishLimits(max_copies=50))
     numbers = list(range(1, 21))
     messages = [with_properties(f"m{number}") for number in numbers]
     counts: list[int] = []

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
     from postbus.entity.partition_context import PartitionContext
 
-MAX_COPIES: Final = 50_000
-MAX_ROW_BYTES: Final = 64 * 1024 * 1024
-"""Most copies and bytes of one publish or batch, a body in common counted once (ADR 20)."""
-
 BURST_FACTOR: Final = 4
 """So many times the copies fit into a burst of single messages, in the bytes of one; the rest is
 refused for the moment. They are one commit, but each is acknowledged for itself. Source: measured,
@@ -49,10 +45,6 @@ SHARE_LEAST_BYTES: Final = 256
 COUNT_ONCE_BYTES: Final = 1_024
 """A smaller body counts into the window for each copy: telling them apart costs more."""
 
-TOO_LARGE: Final = Refused(
-    Refusal.PUBLISH_TOO_LARGE,
-    f"a publish makes at most {MAX_COPIES} copies and {MAX_ROW_BYTES} bytes of them: split it",
-)
 LATER: Final = Refused(Refusal.BUSY, "the messages sent before it make enough copies for now")
 TRANSFER_LOCK_MS: Final = 60_000
 """Locks in the transfer dead-letter queue of a topic, which has no setting for it: the default of
@@ -85,7 +77,14 @@ class TopicState(QueueState):
     `checked_copies`: how many copies the last `check` has seen.
     """
 
-    __slots__ = ("_room_bytes", "_room_checks", "_routing", "checked_copies", "subscriptions")
+    __slots__ = (
+        "_room_bytes",
+        "_room_checks",
+        "_routing",
+        "checked_copies",
+        "publish_limits",
+        "subscriptions",
+    )
 
     def __init__(
         self,
@@ -100,6 +99,7 @@ class TopicState(QueueState):
     ) -> None:
         self.subscriptions: dict[int, QueueState] = {}
         self._routing = Routing(context.random, context.steps)
+        self.publish_limits = context.publish_limits
         self._room_bytes = 0
         self._room_checks = 0
         self.checked_copies = 0
@@ -280,7 +280,8 @@ class TopicState(QueueState):
                 copies += load.copies
                 total_bytes += load.size_bytes
             routes.append(routed)
-        if copies > MAX_COPIES or total_bytes > MAX_ROW_BYTES:
+        limits = self.publish_limits
+        if copies > limits.max_copies or total_bytes > limits.max_row_bytes:
             return None
         if not self.has_room(pending_bytes + total_bytes):
             return None
@@ -299,7 +300,8 @@ class TopicState(QueueState):
         judged = _Judged([], [], 0, is_plain=False)
         accepted: dict[bytes | None, None] = {}
         factor = 1 if is_atomic else BURST_FACTOR
-        most_copies = factor * MAX_COPIES
+        limits = self.publish_limits
+        most_copies = factor * limits.max_copies
         is_checked = self.context.is_checked
         copies = row_bytes = 0
         is_over = False
@@ -322,13 +324,13 @@ class TopicState(QueueState):
                 size_bytes = load.size_bytes
                 copies += load.copies
                 row_bytes += load.row_bytes
-                is_over = is_over or copies > most_copies or row_bytes > MAX_ROW_BYTES
+                is_over = is_over or copies > most_copies or row_bytes > limits.max_row_bytes
                 if is_checked:
                     pass
-                elif load.copies > MAX_COPIES or load.row_bytes > MAX_ROW_BYTES:
-                    refused = TOO_LARGE
+                elif load.copies > limits.max_copies or load.row_bytes > limits.max_row_bytes:
+                    refused = limits.too_large
                 elif is_over:
-                    refused = TOO_LARGE if is_atomic else LATER
+                    refused = limits.too_large if is_atomic else LATER
             if refused is None and not self.has_room(
                 pending_bytes + judged.size_bytes + size_bytes
             ):
