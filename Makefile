@@ -113,7 +113,7 @@ test: setup ## all tests, on real Postgres and sockets; 7 min on two cores
 .PHONY: test-fast
 test-fast: setup ## those that need no Postgres and no patience, in a minute
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
-		-m "not slow and not postgres and not sdk" $(PYTEST_FLAGS)
+		-m "not slow and not postgres and not sdk and not kube" $(PYTEST_FLAGS)
 
 .PHONY: test-sdk
 test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
@@ -122,7 +122,7 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
 
 .PHONY: kube-tools
-kube-tools: ## build etcd, kube-apiserver and kubectl from Go modules; needs go
+kube-tools: ## build etcd, kube-apiserver and kubectl; needs go
 	@e2e/build-tools.sh
 
 .PHONY: test-kube

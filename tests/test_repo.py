@@ -346,7 +346,7 @@ def test_paths_of_the_architecture_exist() -> None:
 @pytest.mark.usefixtures("postgres_server")
 def test_fast_tests_need_no_postgres(request: pytest.FixtureRequest) -> None:
     recipe = read(ROOT / "Makefile").partition("\ntest-fast:")[2].partition(".PHONY")[0]
-    assert '-m "not slow and not postgres and not sdk"' in recipe
+    assert '-m "not slow and not postgres and not sdk and not kube"' in recipe
     assert request.node.get_closest_marker("postgres") is not None
 
 
