@@ -62,7 +62,8 @@ def test_confirmation_of_a_deletion_shows_known_message_counts(
 
 def test_outage_is_logged_once_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
     now = 1_000.0
-    troubles = Troubles("db.example.org:5432", lambda: now)
+    host = "db.example.org:5432"
+    troubles = Troubles(lambda: host, lambda: now)
     refused = StoreUnavailable("ConnectionRefusedError: [Errno 111]\nDETAIL: more")
 
     def new_records() -> list[logging.LogRecord]:
@@ -90,3 +91,5 @@ def test_outage_is_logged_once_and_then_summed_up(caplog: pytest.LogCaptureFixtu
     troubles.log(0, "partition could not be loaded", refused)
     (again,) = new_records()
     assert "failures" not in vars(again)
+    host = "db2.example.org:5432"  # it has moved
+    assert troubles.text(refused).startswith("the store at db2.example.org:5432 is unavailable")

@@ -355,7 +355,7 @@ class Bus:
     def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
         partitions = range(directory.limits.partition_count)
         stores_in_use = {stores.home_of(number) for number in partitions}
-        troubles = {store: Troubles(store.where) for store in stores_in_use}
+        troubles = {store: _troubles_of(store) for store in stores_in_use}
         self._hosts += [
             Host(
                 partition_id=partition_id,
@@ -573,6 +573,10 @@ def _shown(names: list[str]) -> str:
     """Return names for people, limited to the first few."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(sorted(names)[:8]) + more or "none"
+
+
+def _troubles_of(store: Store) -> Troubles:
+    return Troubles(lambda: store.where)
 
 
 def _monotonic_ms() -> int:

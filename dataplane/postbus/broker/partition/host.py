@@ -92,7 +92,7 @@ class Host:
         self.counters = StoreCounters()
         self.traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
-        self._troubles = troubles or Troubles(store.where, monotonic_s)
+        self._troubles = troubles or Troubles(lambda: store.where, monotonic_s)
         self._epoch = 0  # of the previous life, or of this one
         self._store = store
         self._directory = directory

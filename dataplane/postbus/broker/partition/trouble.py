@@ -21,9 +21,11 @@ SUMMARY_S: Final = 60.0
 
 
 class Troubles:
-    """Problems with one store. `where`: its host and port, "" if it has none."""
+    """Problems with one store. `where` returns its host and port as of now, "" if it has none."""
 
-    def __init__(self, where: str, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, where: Callable[[], str], monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._where = where
         self._monotonic_s = monotonic_s
         self._logged_at = float("-inf")
@@ -41,7 +43,7 @@ class Troubles:
         line = line.removeprefix(f"{StoreUnavailable.__name__}: ")
         if isinstance(error, Fenced):
             return str(error)
-        where = f" at {self._where}" if self._where else ""
+        where = f" at {host}" if (host := self._where()) else ""
         return f"the store{where} is unavailable: {line}"
 
     def log(self, partition_id: int, what: str, error: Exception) -> None:
