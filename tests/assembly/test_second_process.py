@@ -71,7 +71,7 @@ class Process(Broker):
     def life(self) -> str:
         """Return its name in other processes' messages, without its start time."""
         start = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
-        return rf"process {self.process.pid} on host {socket.gethostname()}, there since {start}"
+        return rf"process {self.process.pid} on host {socket.gethostname()}, running since {start}"
 
 
 def free_ports() -> list[str]:

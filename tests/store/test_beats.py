@@ -165,7 +165,7 @@ async def test_a_beat_that_came_meanwhile_shows_that_it_lives(
         owner = Incarnation(identity, "broker-0", Process("here", 1), seen.beat, "then")
         await look.execute("update postbus.broker set beat = beat + 1")
         with pytest.raises(
-            Fenced, match="owned by broker-0, process 1 on host here, there since then in epoch 3"
+            Fenced, match="owned by broker-0, process 1 on host here, running since then in epoch 3"
         ):
             await other.beats.take_place_of(owner, 3, look)
 

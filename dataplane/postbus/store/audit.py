@@ -29,7 +29,7 @@ class AuditedChange:
 class AuditEntry(NamedTuple):
     """A stored entry. Times are real times in milliseconds.
 
-    `ended_ms` and `outcome` None: in progress, or unknown. `calls`: number of calls in the entry.
+    `ended_ms` and `outcome` None: in progress, or unknown. `calls`: number of equal calls.
     """
 
     number: int
@@ -41,7 +41,7 @@ class AuditEntry(NamedTuple):
 
 
 class AuditEnd(NamedTuple):
-    """The end of a change; `outcome` None: it changed nothing, and its row is deleted."""
+    """The end of a change; `outcome` None: nothing was changed, and its row is deleted."""
 
     number: int
     ended_ms: int
@@ -131,7 +131,7 @@ class AuditStore:
 
 
 def storable(text: str) -> str:
-    """Return text that Postgres accepts: refused names may contain anything."""
+    """Return text that Postgres accepts; names in refused calls may contain anything."""
     if text.isprintable():
         return text[:MOST_CHARS]
     written = text[:MOST_CHARS].encode("utf-8", "backslashreplace").decode()

@@ -59,7 +59,7 @@ STAGED_BODY_BYTES = 1 << 20
 
 
 class RowKind(IntEnum):
-    """What a delete of a row has to think of."""
+    """Side rows and bodies that a delete of a row has to consider."""
 
     PLAIN = 0
     SHARING = 1
@@ -67,10 +67,10 @@ class RowKind(IntEnum):
 
 
 class SideRows:
-    """Which rows may have rows in side tables or share a body; may say yes too often.
+    """Rows that may have rows in side tables or share a body; may include rows that have none.
 
-    That is known for a block as a whole, not for each row: everything in another sub-queue than
-    ACTIVE counts as SIDED. `keys` holds the rest of those. `bodies` counts references.
+    Recorded for a block as a whole, not for each row: all rows of a sub-queue other than ACTIVE
+    count as SIDED. `keys`: the SIDED rows of ACTIVE. `bodies` counts references.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class SideRows:
         self._has_bodies = bytearray()
 
     def add_block(self, block: ReserveBlock) -> None:
-        """Take note of a block; blocks come in order of their first key."""
+        """Record a block; blocks are added in order of their first key."""
         self._starts.append(block.first_key)
         self._sizes.append(block.size)
         is_active = block.sub_queue is SubQueue.ACTIVE
@@ -101,14 +101,14 @@ class SideRows:
         return max(kinds[max(bisect_right(starts, key) - 1, 0)] for key in row_keys)
 
     def note_share(self, body_id: int, row_keys: Sequence[int], *, is_large: bool) -> None:
-        """Take note of rows that share a new body."""
+        """Record rows that share a new body."""
         self.note_sharing(row_keys)
         index = self._block_of(body_id)
         first_key, size = self._starts[index], self._sizes[index]
         self.bodies.add(body_id, len(row_keys), first_key, size, is_large=is_large)
 
     def note_sharing(self, row_keys: Iterable[int]) -> None:
-        """Take note of rows that have a body in common with others."""
+        """Record rows that share a body with others."""
         for key in row_keys:
             index = self._block_of(key)
             self._has_bodies[index] = True
@@ -116,7 +116,7 @@ class SideRows:
                 self._kinds[index] = RowKind.SHARING
 
     def note_move(self, row_key: int, new_row_key: int, to_sub_queue: SubQueue) -> None:
-        """Take note of a moved row: it may have a body that moves along."""
+        """Record a moved row, which may have a body that moves with it."""
         if row_key in self.keys:
             self.keys.discard(row_key)
         elif not self._has_bodies[self._block_of(row_key)]:
@@ -124,7 +124,7 @@ class SideRows:
         self.note_carried(new_row_key, to_sub_queue)
 
     def note_carried(self, row_key: int, sub_queue: SubQueue) -> None:
-        """Take note of a moved row with a body; in ACTIVE such rows are few."""
+        """Record a moved row with a body; in ACTIVE such rows are few."""
         if sub_queue is SubQueue.ACTIVE:
             self.keys.add(row_key)
         else:
@@ -146,7 +146,7 @@ def is_barrier(outcome: Outcome) -> bool:
 
 
 def extra_bytes(outcome: Outcome) -> int:
-    """Return what the mutations add to the bytes of the inserts; a shared body counts once.
+    """Return the bytes of the mutations beyond those of the inserts; a shared body counts once.
 
     Of a row that moves only the properties that change are known.
     """
@@ -171,7 +171,7 @@ def extra_bytes(outcome: Outcome) -> int:
 
 
 def extra_rows(outcome: Outcome) -> int:
-    """Return how many rows its mutations write beyond one each."""
+    """Return the number of rows that its mutations write beyond one each."""
     return sum(
         len(change.row_keys) - 1 for change in outcome.mutations if type(change) is SettleRows
     )
@@ -219,13 +219,15 @@ class Batch(Generic[P]):
 
     @classmethod
     def of_fold(cls) -> Batch[P]:
-        """Return the commit that tidies up (`upkeep.py`); it holds no outcome."""
+        """Return the commit that folds acquisitions (`upkeep.py`); it has no outcome."""
         batch = cls()
         batch.is_fold = batch.is_exclusive = True
         return batch
 
     def admits(self, outcome: Outcome) -> bool:
-        """Return whether the outcome may join without touching what the batch itself makes."""
+        """Return whether the outcome can be added: it touches no row that the batch itself
+        creates.
+        """
         if not self.entries:
             return True
         if self.created is None:
@@ -279,7 +281,7 @@ class Batch(Generic[P]):
 
 
 def _created_by(mutations: Iterable[Mutation]) -> Iterable[int]:
-    """Yield the keys of which a mutation writes some row."""
+    """Yield the keys whose rows a mutation writes."""
     for change in mutations:
         if isinstance(change, SideRow):
             yield change.row_key
@@ -292,7 +294,7 @@ def _created_by(mutations: Iterable[Mutation]) -> Iterable[int]:
 def _without_passing(
     inserts: list[InsertMessage], deletes: list[int]
 ) -> tuple[list[InsertMessage], list[int]]:
-    """Drop rows that come and go in one outcome: sent straight into a receive-and-delete."""
+    """Drop rows that an outcome both inserts and deletes: sent during a receive-and-delete."""
     gone = {insert.row_key for insert in inserts}.intersection(deletes)
     if not gone:
         return inserts, deletes

@@ -1,8 +1,8 @@
-"""One beat a second for each broker and store: who is alive, by each observer's clock (ADR 12).
+"""One beat a second for each broker and store, as a sign of life by each observer's clock (ADR 12).
 
 A broker beats on a connection of its own, also while it loads, migrates or commits. A beat is a
 commit with the durability of message commits; a completed beat proves that this broker owned its
-partitions when the beat began. Another broker is silent when its beat has not changed for a time on
+partitions when the beat began. Another broker is silent if its beat has not changed for a time on
 our clock: no two clocks are compared. A broker that takes over from a silent one ends the other's
 incarnation first, so that its next beat fails and names the successor. Called by the store, its
 journals and claims.
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
 ANSWER_S: Final = 4.0
-"""Time without an answer to a beat after which the database counts as gone and work that waits for
-it is ended. Our choice: below the 5 s after which other brokers may take over."""
+"""Time without an answer to a beat after which the database counts as gone, and work that waits for
+it ends. Our choice: below the 5 s after which other brokers may take over."""
 SILENCE_S: Final = 5.0
 """Silence after which another broker may take over (ADR 12)."""
 CONFIRMATION_S: Final = 3.0
-"""How long a beat confirms ownership (ADR 12). A broker of our own name that is silent for longer
-releases no replies any more."""
+"""Time for which a beat confirms ownership (ADR 12). A broker of our own name that is silent for
+longer releases no replies any more."""
 GAP_S: Final = 2.5
 """Largest gap between looks that still proves silence; otherwise we or the store were paused."""
 FORGET_S: Final = 60.0
@@ -99,7 +99,7 @@ class Beats:
     # --- our own life -----------------------------------------------------------------------------
 
     async def begin(self) -> UUID:
-        """Start to beat if we do not; return our identity. Raises StoreUnavailable."""
+        """Start to beat unless we do already; return our identity. Raises StoreUnavailable."""
         identity = await self._enter_once()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="beats")
@@ -197,11 +197,13 @@ class Beats:
         self._outage.ended()
 
     def _fail(self, error: Exception) -> None:
-        """Note a failed beat; without any answer all work that waits for the database is ended."""
+        """Record a failed beat; without any answer all work that waits for the database is
+        ended.
+        """
         self._outage.failed(error)
         if isinstance(error.__cause__, TimeoutError):
             self._on_dead()
-            self._end_followers(StoreUnavailable(f"the store said nothing for {ANSWER_S:.0f} s"))
+            self._end_followers(StoreUnavailable(f"the store did not answer for {ANSWER_S:.0f} s"))
 
     def _end_followers(self, error: Exception) -> None:
         for follower in list(self._followers):
@@ -273,12 +275,14 @@ class Incarnation(NamedTuple):
 
     @classmethod
     def from_row(cls, row: asyncpg.Record) -> Incarnation:
-        """Return the one of a row with `incarnation`, `broker_name` and `INCARNATION_COLUMNS`."""
+        """Return the incarnation in a row with `incarnation`, `broker_name` and
+        `INCARNATION_COLUMNS`.
+        """
         process = Process(*(row[name] for name in Process._fields))
         return cls(row["incarnation"], row["broker_name"], process, row["beat"], row["started_at"])
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.process}, there since {self.since}"
+        return f"{self.name}, {self.process}, running since {self.since}"
 
 
 INCARNATION_COLUMNS: Final = """

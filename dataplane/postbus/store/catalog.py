@@ -64,7 +64,7 @@ class CatalogEntry(NamedTuple):
 
     @property
     def is_retained(self) -> bool:
-        """Whether it is deleted and can be restored."""
+        """True if it is deleted and can be restored."""
         return self.restorable_until_ms is not None
 
 

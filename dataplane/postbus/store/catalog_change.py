@@ -1,8 +1,8 @@
 """The commit of a change of the catalog or of a table beside it (ADR 27).
 
 Only the owner of partition 0 changes it, in a transaction that is fenced like its commits. The
-change commits only if the catalog still has the version it was decided on, and no caller with a
-higher epoch came since. Every write to a table of the catalog uses `changing`.
+change commits only if the catalog still has the version on which it was decided, and no caller with
+a higher epoch has called since. Every write to a table of the catalog uses `changing`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class CatalogMoved(StoreUnavailable):
 
 
 class CallerOutdated(StoreError):
-    """A caller sent a higher epoch before. `highest`: that epoch."""
+    """Another caller has sent a higher epoch, `highest`."""
 
     def __init__(self, highest: int) -> None:
         self.highest = highest
-        super().__init__(f"a caller with epoch {highest} came before")
+        super().__init__(f"another caller has sent epoch {highest}")
 
 
 class CatalogFence(NamedTuple):

@@ -2,7 +2,7 @@
 
 Each holds the partition's staging lock until it ends, so that a claim ends it or waits for it, and
 begins only in its intended epoch. Unfinished transactions of a former owner, even a paused one, can
-neither commit after a claim nor hold one up.
+neither commit after a claim nor delay one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
 
 LOCK_MS: Final = 4_500
-"""How long a transaction waits for another one, or for a claim."""
+"""Maximum wait of a transaction for another one, or for a claim."""
 
 
 @asynccontextmanager

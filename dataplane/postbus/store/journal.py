@@ -66,8 +66,8 @@ WATCH_S: Final = 0.5  # interval of checks for late commits and closed connectio
 SECOND_WRITER_S: Final = 5.0
 """Pause before a second writer that could not be opened is tried again. Our choice."""
 ALONE_S: Final = 10.0
-"""How long outcomes are committed one by one after a failure. Our choice: long enough for the
-client of the outcome that failed to repeat it."""
+"""Time after a failure in which outcomes are committed one by one. Our choice: long enough for the
+client of the failed outcome to repeat it."""
 
 
 class _Queued(Generic[P]):
@@ -131,7 +131,7 @@ class Journal(Generic[P]):
         self._in_flight: deque[Batch[P]] = deque()
         self._runners: list[_Runner[P]] = []
         self._is_opening_second = False
-        self._is_gathering = False  # a writer will look at the queue without being woken
+        self._is_gathering = False  # a writer will check the queue without being woken
         self._is_sweep_due = False
         self._persisted_ms = 0
         self._waiting_rows = 0
@@ -230,12 +230,12 @@ class Journal(Generic[P]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued, in flight or unreported."""
+        """True if nothing is queued, in flight or unreported."""
         return not (self._queue or self._in_flight)
 
     @property
     def is_congested(self) -> bool:
-        """Whether the queue is so long that sends must wait."""
+        """True if the queue is so long that sends must wait."""
         return self.queued_bytes > QUEUED_BYTES or self.queued_rows > QUEUED_ROWS
 
     async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
@@ -355,7 +355,7 @@ class Journal(Generic[P]):
             self._spawn(self._open_second())
 
     def _may_overlap(self) -> bool:
-        """Whether a plain commit may start beside the one in flight (ADR 32)."""
+        """True if a plain commit may start beside the one in flight (ADR 32)."""
         first = self._in_flight[0]
         if self._waiting_rows < OVERLAP_ROWS or first.is_exclusive or self._alone_until:
             return False
@@ -511,7 +511,7 @@ class Journal(Generic[P]):
         self._on_failed(failed, as_store_error(error) or error)
 
     def _look(self) -> None:
-        """Look for commits without an answer and closed connections, each half second."""
+        """Check for unanswered commits and closed connections every half second."""
         now = time.monotonic()
         self._watch = self._loop.call_later(WATCH_S, self._look)
         is_late, self._look_due = now - self._look_due > WATCH_S, now + WATCH_S
@@ -536,7 +536,7 @@ class Journal(Generic[P]):
         runner.task = self._spawn(self._run(runner))
 
     def _warned(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
-        """Fail on a server warning: a commit whose wait for the standbys ended is not safe."""
+        """Fail on a server warning: a commit that was not confirmed by the standbys is not safe."""
         if getattr(message, "severity_en", None) == "WARNING":
             self._end(StoreUnavailable(f"the server warned: {message}"))
 

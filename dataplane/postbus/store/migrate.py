@@ -3,9 +3,9 @@
 `schema.sql` and `partition.sql` create a new database; `migrations/` has the steps for an existing
 one, append-only, numbered across both scopes: `NNNN_{pre,post}_what.sql`, first line `-- scope:
 store` or `-- scope: partition`. All run under one lock, each scope in one transaction. A `pre` step
-keeps brokers of the previous version working: it runs at once, and a broker that does not know it
-can run beside it. A `post` step needs them gone: it waits while a broker that does not know it has
-a heartbeat, and such a broker does not touch the tables afterwards (ADR 29).
+keeps brokers of the previous version working: it runs at once, beside brokers that do not know it.
+A `post` step waits until these have stopped, by their heartbeats; afterwards such a broker does not
+touch the tables (ADR 29).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MIGRATION_LOCK: Final = 0x506F_7374_6275_73  # "Postbus"; session locks of partitions have two keys
 LOCK_MS: Final = 10_000
-"""How long a migration waits for another one; the server ends one that is paused."""
+"""Maximum wait of a migration for another one; the server ends one that is paused."""
 STEP_NAME: Final = re.compile(r"(\d{4})_(pre|post)_(\w+)\.sql")
 
 
@@ -40,7 +40,7 @@ class Migration(NamedTuple):
 
 
 def is_post(name: str) -> bool:
-    """Return whether a step, perhaps of a newer version, needs older brokers gone."""
+    """Return whether a step, perhaps of a newer version, waits for older brokers to stop."""
     match = STEP_NAME.fullmatch(name)
     return match is None or match[2] == "post"
 

@@ -50,7 +50,9 @@ class Tier(IntEnum):
 
 
 class Traits(NamedTuple):
-    """`overlaps`: it only adds rows that nothing else touches, like plain inserts (ADR 32)."""
+    """`overlaps`: the mutation only adds rows that no other touches, like plain inserts (ADR
+    32).
+    """
 
     tier: Tier
     overlaps: bool = False

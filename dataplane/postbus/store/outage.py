@@ -43,7 +43,7 @@ class Outage:
 
     @property
     def is_on(self) -> bool:
-        """Whether the last use of the store failed."""
+        """True if the last use of the store failed."""
         return self._error is not None
 
     @property

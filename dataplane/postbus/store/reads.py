@@ -1,6 +1,6 @@
 """Reads of messages: pages of rows on the store's read connection.
 
-Each call is one or two short statements, so that no snapshot holds VACUUM up. Rows carry the
+Each call is one or two short statements, so that no snapshot delays VACUUM. Rows include the
 columns of side tables. Called through the journal by the host's read connections.
 """
 

@@ -23,14 +23,14 @@ PROBE_ROWS: Final = 4 * RESERVE_ROWS
 
 
 async def fill_reserve(store: Store, partition_id: int, epoch: int) -> None:
-    """Create the reserve if it is missing; raises StoreFull when it does not fit, Fenced."""
+    """Create the reserve if it is missing; raises StoreFull if it does not fit, Fenced."""
     async with fenced(store, partition_id, epoch) as connection:
         if await connection.fetchval("select to_regclass('reserve') is null"):
             await _make_filler(connection, "reserve", RESERVE_ROWS)
 
 
 async def look_for_room(store: Store, partition_id: int, epoch: int) -> None:
-    """Check for more free space than the reserve; raises StoreFull when there is not enough."""
+    """Check for more free space than the reserve; raises StoreFull if there is less."""
     async with fenced(store, partition_id, epoch) as connection:
         probe = connection.transaction()
         await probe.start()

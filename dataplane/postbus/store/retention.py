@@ -1,8 +1,8 @@
 """Retention of settled messages (ADR 18).
 
-A settled row stays in `message`; `settled` says that it is not live, why and since when. The load
-finds the entities with such rows, so that others cost nothing. Rows are deleted in chunks outside
-the journal, so that no commit waits for them. Called by `upkeep.py`.
+A settled row stays in `message`; `settled` records that it is not live, the reason and the time.
+The load finds the entities with such rows, so that others cost nothing. Rows are deleted in chunks
+outside the journal, so that no commit waits for them. Called by `upkeep.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reference counts of shared bodies, and unreferenced bodies (ADR 7).
 
 Counts are in arrays parallel to the blocks of row keys, four bytes per key, because a body's id is
-the key of its first row; those of an earlier life are in two sorted arrays, twelve bytes per body.
-A reference is released when the delete is durable, so that commits in flight never lose a body. A
+the key of its first row; those of loaded bodies are in two sorted arrays, twelve bytes per body. A
+reference is released when the delete is durable, so that commits in flight never lose a body. A
 body without references is removed later, by a commit if it is small, else outside the commits
 (`sweep.py`). Pure memory; called by the writer and the load.
 """
@@ -39,7 +39,7 @@ class BodyCounts:
         self._live: dict[int, int] = {}
 
     def load(self, body_id: int, count: int) -> None:
-        """Add a body of an earlier life; ids come in order, at least those in use."""
+        """Add a loaded body; ids are added in order, at least those in use."""
         if not count:
             self.large_dead.append(body_id)
             return

@@ -58,7 +58,7 @@ class Stores:
             store.beats.broker = broker
 
     def when_asked_to_end(self, on_asked: Callable[[str], None]) -> None:
-        """Call `on_asked` with the caller, once for each database, when we are asked to end."""
+        """Call `on_asked` with the requester, once for each database, when we are asked to end."""
         for store in self.all:
             store.beats.on_asked = on_asked
 

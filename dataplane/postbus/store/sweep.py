@@ -26,7 +26,7 @@ transaction costs a millisecond, which is little for each body."""
 async def sweep_some(store: Store, partition_id: int, epoch: int, bodies: BodyCounts) -> int:
     """Remove bodies in `large_dead`; return their number. Raises StoreUnavailable, Fenced.
 
-    They leave the list when the removal is durable; otherwise the next load finds them again.
+    They leave the list when the removal is durable; if it fails, the next load finds them again.
     """
     body_ids = bodies.large_dead[:SWEEP_BODIES]
     async with fenced(store, partition_id, epoch) as connection:

@@ -170,7 +170,7 @@ class Upkeep:
             self._is_sweeping = False
 
     async def look_at_age(self) -> None:
-        """Check from time to time how close transaction ids are to wraparound."""
+        """Check periodically how close transaction ids are to wraparound."""
         now = time.monotonic()
         if now - self._aged_at < self._limits.age_check_s:
             return

@@ -39,4 +39,4 @@ class UpkeepLimits:
     """Time between two checks of the age of transaction ids."""
 
     freeze_age: int = 100_000_000
-    """Half of autovacuum_freeze_max_age, so that we freeze first, without haste."""
+    """Half of autovacuum_freeze_max_age, so that we freeze before autovacuum does."""
