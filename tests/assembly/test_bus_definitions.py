@@ -97,7 +97,7 @@ async def test_targets_are_created_before_entities_that_forward_to_them(run_bus:
 async def test_a_change_that_is_refused_ends_the_start_with_a_reason(run_bus: RunBus) -> None:
     async with run_bus(manifest("Queue", "orders")):
         pass
-    with pytest.raises(BusError, match=r"queue orders cannot be so: requiresSession: cannot be"):
+    with pytest.raises(BusError, match=r"invalid queue orders: requiresSession: cannot be"):
         async with run_bus(manifest("Queue", "orders", "requiresSession: true")):
             pass
 

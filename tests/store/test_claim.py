@@ -50,9 +50,7 @@ async def test_epoch_grows_with_each_claim(store: Store) -> None:
 
 async def test_another_broker_waits_while_the_owner_is_alive(store: Store, other: Store) -> None:
     async with driven(store) as it:
-        with pytest.raises(
-            Fenced, match=r"owned by broker-0, process \d+ on host .*, running"
-        ):
+        with pytest.raises(Fenced, match=r"owned by broker-0, process \d+ on host .*, running"):
             await open_driven(other)
         await it.commit(outcome([insert(1)]))
 

@@ -1,4 +1,4 @@
-"""The address of an entity or of one of its sub-queues: what a path resolves to."""
+"""The address of an entity or of one of its sub-queues, to which a path resolves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from postbus.entity.commands import SubQueue
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address. `name` is in the case it was created with.
+    """An address. `name` has its original case.
 
     `partition_id` of a partitioned entity is SPREAD, which the router accepts like any other.
     """
@@ -31,7 +31,7 @@ class Address:
 
     @property
     def requires_session(self) -> bool:
-        """Whether its active messages are received by session."""
+        """True if its active messages are received by session."""
         properties = self.properties
         return not isinstance(properties, TopicProperties) and properties.requires_session
 

@@ -1,8 +1,8 @@
-"""Every change of a definition at run time, and every question about entities.
+"""Changes of definitions at run time, and questions about entities.
 
-All protocols and the manifests of a start come through here; what a message on its way needs to
-know is asked of `router`. A change runs in a task of the bus and completes even if the client
-disconnects. The directory decides and serialises; counts are the hosts'.
+Used by all protocols and for the manifests of a start; messages are routed by `router`. A change
+runs in a task of the bus and completes even if the client disconnects. The directory decides and
+serialises; counts come from the hosts.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOADING_S: Final = 10.0
-"""How long a question waits for partitions. Our choice: twice the silence after which a partition
+"""Maximum wait of a question for partitions. Our choice: twice the silence after which a partition
 may be taken over, and less than a client waits."""
 
 RELOADING: Final = "a partition is being loaded; try again"
 
 TOMBSTONES_MS: Final = 100 * DAY_MS
-"""How long it is known that an entity was deleted; longer than any retention. Our choice."""
+"""Retention of tombstones; longer than that of any entity. Our choice."""
 
 REAP_S: Final = 60.0
-"""How often is looked for deleted entities that need not be kept any longer. Our choice."""
+"""Interval of checks for retained entities and tombstones whose retention ended. Our choice."""
 
 
 class Availability(Enum):
-    """How much of an entity can be used. Source: Service Bus EntityAvailabilityStatus.
+    """Availability of an entity. Source: Service Bus EntityAvailabilityStatus.
 
-    LIMITED: one of its partitions is unavailable or takes no sends.
+    LIMITED: one of its partitions is unavailable or accepts no sends.
     """
 
     AVAILABLE = "Available"
@@ -86,10 +86,10 @@ class Availability(Enum):
 
 
 class DeletePolicy(Enum):
-    """What becomes of the messages of an entity that is deleted.
+    """Fate of the messages of an entity that is deleted.
 
-    DELETE: they go. DELETE_IF_EMPTY: there must be none. RETAIN: they are kept for the retention of
-    the namespace, and so long the entity can be restored.
+    DELETE: they are deleted. DELETE_IF_EMPTY: there must be none. RETAIN: they are kept for the
+    retention of the namespace, during which the entity can be restored.
     """
 
     DELETE = "Delete"
@@ -99,7 +99,7 @@ class DeletePolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RuleDescription:
-    """A rule of a subscription. `is_new`: the change that returned this has made it."""
+    """A rule of a subscription. `is_new`: the change that returned this created it."""
 
     properties: RuleProperties
     created_ms: int
@@ -108,12 +108,11 @@ class RuleDescription:
 
 @dataclass(frozen=True, slots=True)
 class EntityDescription:
-    """An entity as the catalog has it. `version`: the catalog's when it was changed last, its ETag.
+    """An entity in the catalog. `version`: the catalog's at its last change, its ETag.
 
-    `name` is in the case it was created with; of a subscription it is the path
-    `topic/Subscriptions/name`. `partitions`: those it lives in. `is_new`: the change that returned
-    this has made it. `forwards_as_sent`: field -> the URL that a client named a target by, perhaps
-    of a former one.
+    `name` has its original case; of a subscription it is the path `topic/Subscriptions/name`.
+    `partitions`: those that have it. `is_new`: the change that returned this created it.
+    `forwards_as_sent`: field -> the URL of a target as sent by a client, perhaps of a former one.
     """
 
     entity_no: int
@@ -133,15 +132,16 @@ class EntityDescription:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeInformation:
-    """What an entity holds, exact at rest: partitions that were not loaded were loaded for it.
+    """Counts of an entity, exact while nobody sends or receives; its partitions were loaded for
+    them.
 
     The messages of `unavailable_partitions` are not counted: what is there is known only when they
     are back. The counts are those of the other partitions; without any they are zero and say
     nothing (`Administration.uncounted`).
 
-    `active` includes locked and deferred messages; `transfer` waits in the outbox for a forward.
-    `accessed_ms`: when somebody sent or received last, else when it was made; a kill of the broker
-    forgets what came after its last clean stop. `subscription_count` is a topic's.
+    `active` includes locked and deferred messages; `transfer` counts those in the outbox.
+    `accessed_ms`: time of the last send or receive, else of the creation; after a kill of the
+    broker it may be older. `subscription_count` is a topic's.
     """
 
     active: int
@@ -158,10 +158,10 @@ class RuntimeInformation:
 
 @dataclass(frozen=True, slots=True)
 class EntityTraffic:
-    """What goes through an entity now.
+    """Present traffic of an entity.
 
-    `rates` are unknown in the first second of a broker; `oldest_age_s`: how long the oldest active
-    message has waited, in entity time, None when none waits or that is not known.
+    `rates` are None in the first second of a broker; `oldest_age_s`: age of the oldest active
+    message, in entity time; None if there is none or its age is unknown.
     """
 
     rates: Rates | None
@@ -169,7 +169,7 @@ class EntityTraffic:
 
 
 class Administration:
-    """See the module's docstring. Whatever is refused raises `DirectoryRefusal`."""
+    """See the module's docstring. Refused calls raise `DirectoryRefusal`."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Administration:
 
     @property
     def properties(self) -> NamespaceDefinition:
-        """What the namespace is."""
+        """The definition of the namespace."""
         return self._namespace.definition
 
     @property
@@ -217,12 +217,12 @@ class Administration:
         return self._directory.version
 
     def find(self, path: str) -> EntityDescription | None:
-        """Return an entity by its path, whatever its case; None when there is none."""
+        """Return an entity by its path, which is case-insensitive; None if there is none."""
         entry = self._directory.find(catalog_key(path))
         return None if entry is None else self._described(entry)
 
     def warnings_of(self, path: str) -> tuple[str, ...]:
-        """Return what of an entity's definition is allowed and hardly meant, with the field."""
+        """Return field -> warning, for definitions that are valid but probably not intended."""
         entry = self._directory.find(catalog_key(path))
         found = {} if entry is None else self._directory.warnings_of(entry)
         return tuple(f"{where}: {why}" for where, why in found.items())
@@ -230,9 +230,9 @@ class Administration:
     def listed(
         self, kind: EntityKind, topic: str | None = None, skip: int = 0, top: int = 100
     ) -> list[EntityDescription]:
-        """Return a page in order of name; of subscriptions those of `topic`, None: of all.
+        """Return a page in order of name; of subscriptions those of `topic`, None: of all topics.
 
-        Raises ENTITY_NOT_FOUND for a topic that is not there.
+        Raises ENTITY_NOT_FOUND if the topic does not exist.
         """
         of: EntityKind | int = kind
         if topic is not None:
@@ -250,12 +250,13 @@ class Administration:
     def acknowledged(self) -> dict[int, int]:
         """Return partition -> the version of the catalog it has.
 
-        One that is not loaded counts as having the latest: it takes nothing before it caught up.
+        One that is not loaded counts as having the latest: it accepts nothing before it has caught
+        up.
         """
         return self._directory.acknowledged()
 
     async def runtime(self, path: str) -> RuntimeInformation:
-        """Return counts of an entity; loads those of its partitions whose store is not away.
+        """Return counts of an entity; loads those of its partitions whose store is available.
 
         Raises ENTITY_NOT_FOUND, or NOT_APPLIED while none of its partitions can be loaded.
         """
@@ -292,7 +293,7 @@ class Administration:
         )
 
     async def traffic(self, path: str) -> EntityTraffic:
-        """Return what goes through an entity now; waits 2 s at most. Raises ENTITY_NOT_FOUND."""
+        """Return the present traffic of an entity; waits at most 2 s. Raises ENTITY_NOT_FOUND."""
         entry = self._directory.find(catalog_key(path))
         if entry is None:
             raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
@@ -302,9 +303,9 @@ class Administration:
         return EntityTraffic(rates, None if age_ms is None else age_ms / 1_000)
 
     async def _load(self, hosts: Sequence[Host]) -> str | None:
-        """Load these; return why that failed or took too long for one of them, None if it did not.
+        """Load partitions; return the reason if one failed or took too long, else None.
 
-        All that can be loaded in time are loaded.
+        The others are loaded nevertheless.
         """
         calls = [asyncio.ensure_future(host.call(Tick())) for host in hosts if not host.is_loaded]
         if not calls:
@@ -323,9 +324,9 @@ class Administration:
     async def put_namespace(
         self, wanted: NamespaceDefinition, condition: Precondition = UNCONDITIONAL
     ) -> int:
-        """Change what the namespace is; return the catalog's version that it has then.
+        """Change the definition of the namespace; return the catalog's new version.
 
-        Versions of the condition are the catalog's. Raises NOT_ALLOWED naming what is for life.
+        Versions of the condition are the catalog's. Raises NOT_ALLOWED for immutable fields.
         """
         return await self._change_tasks.run(self._namespace.put(wanted, condition))
 
@@ -334,7 +335,7 @@ class Administration:
         await self._change_tasks.run(self._namespace.declare_sku(wanted))
 
     async def put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
-        """Create an entity or replace its definition; returns when its partitions follow it."""
+        """Create an entity or replace its definition; return when its partitions follow it."""
         put = await self._change_tasks.run(self._directory.put(wanted, condition))
         self._warn(put.entry)
         return self._described(put.entry, is_new=put.is_new)
@@ -342,14 +343,14 @@ class Administration:
     def _warn(self, entry: CatalogEntry) -> None:
         for where, why in self._directory.warnings_of(entry).items():
             logger.warning(
-                "a definition is allowed and hardly meant",
+                "a definition is valid but probably not intended",
                 extra={"entity": entry.name, "field": where, "why": why},
             )
 
     async def put_all(self, wanted: Sequence[WantedEntity]) -> None:
-        """Create or change many in few commits, in order, as a start does.
+        """Create or change many in few commits, in order, as at a start.
 
-        The refusal names the one that cannot be so; those before it are perhaps put.
+        Raises for the first invalid definition; earlier ones may already be stored.
         """
         await self._change_tasks.run(self._directory.put_all(wanted))
         for each in wanted:
@@ -357,14 +358,16 @@ class Administration:
                 self._warn(entry)
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
-        """Give a subscription a rule or change the one of that name, which keeps its time."""
+        """Add a rule to a subscription, or change the rule of that name, which keeps its creation
+        time.
+        """
         put = await self._change_tasks.run(self._directory.add_rule(catalog_key(path), rule, mode))
         stored = rule_named(put.entry.rules, rule.name)
         assert stored is not None
         return RuleDescription(stored.properties, stored.created_ms, put.is_new)
 
     async def delete_rule(self, path: str, name: str) -> None:
-        """Take a rule from a subscription; one without rules gets nothing."""
+        """Remove a rule from a subscription; one without rules receives nothing."""
         await self._change_tasks.run(self._directory.remove_rule(catalog_key(path), name))
 
     async def delete(
@@ -374,10 +377,10 @@ class Administration:
         policy: DeletePolicy = DeletePolicy.DELETE,
         condition: Precondition = UNCONDITIONAL,
     ) -> None:
-        """Free a name at once; a topic takes its subscriptions along.
+        """Delete an entity, a topic with its subscriptions; the name is free at once.
 
-        Raises NOT_EMPTY with `DeletePolicy.DELETE_IF_EMPTY`, and BUSY when the entity changed while
-        that was found out.
+        Raises NOT_EMPTY with `DeletePolicy.DELETE_IF_EMPTY`, and BUSY if the entity changed during
+        the check.
         """
         name, directory = catalog_key(path), self._directory
         match policy:
@@ -401,17 +404,17 @@ class Administration:
     # --- deleted and kept -----------------------------------------------------------------------
 
     async def restore(self, entity_no: int) -> EntityDescription:
-        """Bring back what `DeletePolicy.RETAIN` kept, a topic with its subscriptions.
+        """Restore an entity deleted with `DeletePolicy.RETAIN`, a topic with its subscriptions.
 
         Its name must be free.
         """
         return self._described(await self._change_tasks.run(self._directory.restore(entity_no)))
 
     async def tombstones(self, since_version: int, top: int = MOST) -> list[Tombstone]:
-        """Return what was deleted after a version of the catalog, in order of version.
+        """Return the entities deleted after a version of the catalog, in order of version.
 
-        0 asks for all that is known. They are `top` or a few more; the rest follows after the
-        version of the last. Raises ARGUMENT_OUT_OF_RANGE where not all are known any more.
+        Version 0: all known ones. At most `top` or a few more; continue with the version of the
+        last one. Raises ARGUMENT_OUT_OF_RANGE if some are no longer known.
         """
         return await self._asked(self._feed.tombstones(max(since_version, 0), max(top, 1)))
 
@@ -434,7 +437,7 @@ class Administration:
             raise refusal(Refusal.NOT_APPLIED, detail) from error
 
     async def reap(self) -> None:
-        """Let go of what need not be kept any longer, where definitions are changed."""
+        """Delete entities and tombstones whose retention ended, if definitions are changed here."""
         epoch = self._directory.catalog.epoch
         if epoch is None:
             return
@@ -443,11 +446,11 @@ class Administration:
         await self._tombstones.forget(self._now_ms() - TOMBSTONES_MS, epoch)
 
     async def keep_counting(self) -> None:
-        """Look at the counters of entities now and then until `stop`."""
+        """Sample the counters of entities periodically until `stop`."""
         await self.activity.keep_sampling(self._stopping)
 
     async def keep_reaping(self) -> None:
-        """Reap now and then until `stop`; a failure is tried again."""
+        """Reap periodically until `stop`; failures are retried."""
         while not self._stopping.is_set():
             try:
                 await self.reap()
@@ -466,7 +469,7 @@ class Administration:
     # --- how a change runs ----------------------------------------------------------------------
 
     async def run(self, work: Coroutine[object, object, T]) -> T:
-        """Run what consists of several changes to its end, whatever becomes of who asked for it."""
+        """Run work of several changes to its end, even if its caller is cancelled."""
         return await self._change_tasks.run(work)
 
     def _described(self, entry: CatalogEntry, *, is_new: bool = False) -> EntityDescription:

@@ -56,7 +56,7 @@ WAITING_ENDS: Final = 100_000
 
 WRITTEN_AT_ONCE: Final = 1_000
 SETTLE_S: Final = 1.0
-"""How long a query, or a joining call, waits for writes in flight."""
+"""Maximum wait of a query, or a joining call, for writes in flight."""
 
 MOST_NAMED: Final = 100
 """Maximum number of sequence numbers, or rules, in an entry over all its calls."""
@@ -147,7 +147,7 @@ class Audit:
 
         It runs to its end even if the caller disconnects. `may_repeat`: later calls may join the
         entry. `may_change_nothing`: an unchanged definition gets no entry. Raises
-        `DirectoryRefusal` when no entry can be written; then nothing is changed.
+        `DirectoryRefusal` if no entry can be written; then nothing is changed.
         """
         answered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 

@@ -671,7 +671,7 @@ async def test_an_invalid_definition_among_many_is_named_and_not_stored(store: S
         *wanted_entities(),
         WantedEntity(EntityKind.QUEUE, "q1", QueueProperties(requires_session=True)),
     ]
-    with pytest.raises(DirectoryRefusal, match="the queue q1 cannot be so: requiresSession"):
+    with pytest.raises(DirectoryRefusal, match="invalid queue q1: requiresSession"):
         await directory.put_all(wanted)
     again = directory_of(catalog, 4)
     await again.load()

@@ -187,7 +187,7 @@ def test_a_dead_letter_queue_cannot_be_deleted(
         (received,) = receiver.receive_messages(1, max_wait_time=10)
         receiver.dead_letter_message(received, reason="r")
     for path in (f"{queue}/$DeadLetterQueue", f"{queue}/$deadletterqueue"):
-        with pytest.raises(DirectoryRefusal, match="goes only with it"):
+        with pytest.raises(DirectoryRefusal, match="can only be deleted with it"):
             bus.run(bus._directory.delete(path))
     dead_letters = ServiceBusSubQueue.DEAD_LETTER
     with client.get_queue_receiver(queue, sub_queue=dead_letters) as receiver:

@@ -1,7 +1,7 @@
 """Fencing of callers whose lease has ended: no change of an older epoch follows a newer one.
 
-Two replicas of an operator may both believe that they lead. Each sends with its changes how often
-the lease has changed hands (the epoch). The first change of a higher epoch waits for changes in
+Two replicas of an operator may both believe that they lead. Each sends with its changes the number
+of transfers of the lease (the epoch). The first change of a higher epoch waits for changes in
 progress and makes the epoch durable; from then on lower epochs are refused, also after a restart.
 Each commit of a change checks the durable epoch again, since another broker may have raised it.
 """

@@ -1,1 +1,1 @@
-"""Definitions at run time: the catalog, its changes and who follows them."""
+"""Definitions at run time: the catalog, its changes and its followers."""

@@ -1,6 +1,6 @@
 """The catalog in the memory of a broker: the owner of partition 0 changes it, all others follow.
 
-Decisions under its lock are made on the durable version, and written only while partition 0 is
+Decisions under its lock are based on the durable version, and written only while partition 0 is
 still ours (`store/catalog_change.py`). A failed write may be durable nevertheless: the tables are
 read again before any caller is answered. A broker that does not own partition 0 reads the tables
 when their version changes; a loaded partition accepts no commands before the catalog here is at
@@ -30,16 +30,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FOLLOW_S: Final = 1.0
-"""How often a broker that does not change definitions looks for changes. Our choice: one row."""
+"""Interval at which a broker that does not change definitions reads the catalog's version, a row.
+Our choice."""
 
 caller_epoch: Final[ContextVar[int | None]] = ContextVar("caller_epoch", default=None)
 """Epoch with which `CallerFence` admitted the current change."""
 
 
 class Catalog:
-    """Entries and version in step with the tables; `read` comes first.
+    """Entries and version in step with the tables; call `read` first.
 
-    `on_read` are called after each reading of the tables, before the version is visible: they read
+    `on_read` are called after each read of the tables, before the version is visible: they read
     tables beside the catalog.
     """
 
@@ -86,7 +87,9 @@ class Catalog:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of partition 0 while it is ours; only then definitions are changed here."""
+        """The epoch of partition 0 while it is ours, else None; only its owner changes
+        definitions.
+        """
         hosts = self.followers.hosts
         return hosts[CATALOG_PARTITION].epoch if hosts else None
 
@@ -109,14 +112,14 @@ class Catalog:
         return owner.epoch
 
     def fence(self) -> CatalogFence:
-        """Return the condition under which a decision of now may commit."""
+        """Return the condition under which a decision made now may commit."""
         return CatalogFence(self._owned(), self._version, caller_epoch.get())
 
     # --- changing -------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Lock the catalog for changes in a block; raises `DirectoryRefusal` as `own`."""
+        """Lock the catalog for changes in a block; raises `DirectoryRefusal` like `own`."""
         await self.own()
         async with self._lock:
             await self._resolve_unknown_write()
@@ -124,9 +127,10 @@ class Catalog:
             yield
 
     async def written(self, work: Awaitable[T], is_written: Callable[[], bool]) -> T | None:
-        """Write to the tables. None: the answer was lost, but the tables show the write.
+        """Write to the tables. Return None if the answer was lost, but the tables show the write.
 
-        Partitions and `on_read` then know of it already. Raises `NotWritten` if it is not there.
+        Partitions and `on_read` then know of it already. Raises `NotWritten` if they do not show
+        it.
         """
         self._is_unsure = True
         try:
@@ -140,8 +144,8 @@ class Catalog:
         return result
 
     async def follow(self, moved: Sequence[CatalogEntry], *, was_elsewhere: bool = False) -> None:
-        """Take over what was written, a topic first, and tell; also that it was retained, or came
-        back.
+        """Apply written entries, a topic first, and notify followers; also if retained or
+        restored.
         """
         for entry in moved:
             self.entries.put(entry)
@@ -151,7 +155,7 @@ class Catalog:
             self.followers.notify_move(entry)
 
     async def remove(self, entry: CatalogEntry, version: int) -> None:
-        """Take over that an entity went for good, a topic with its subscriptions, and tell."""
+        """Remove an entity for good, a topic with its subscriptions, and notify followers."""
         number = entry.entity_no
         below = (*self.entries.subscriptions_of(number), *self.entries.retained_below(number))
         self.version = version
@@ -160,7 +164,7 @@ class Catalog:
         await self.followers.notify_gone([*below, entry], version)
 
     async def _resolve_unknown_write(self) -> None:
-        """Read the catalog again if a write's result is unknown; repeated until it works."""
+        """Read the catalog again if a write's result is unknown; retried until it succeeds."""
         backoff = Backoff()
         while self._is_unsure:
             try:
@@ -172,7 +176,7 @@ class Catalog:
     # --- following ------------------------------------------------------------------------------
 
     async def keep_following(self) -> None:
-        """Follow the owner of partition 0 while that is another broker; ends when cancelled."""
+        """Follow the owner of partition 0 while it is another broker; ends when cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             if self.epoch is not None:
@@ -199,8 +203,8 @@ class Catalog:
         """Read what a partition needs that was just loaded; return what it has to drop (ADR 27).
 
         `copies`: number -> version of the definitions it has, `version`: up to which it followed,
-        `was_ours`: nobody else has owned it since it was loaded here before. Nothing is dropped for
-        being unknown here: there must be a tombstone. Raises StoreUnavailable.
+        `was_ours`: nobody else has owned it since it was loaded here before. An entity is never
+        dropped because it is unknown here: there must be a tombstone. Raises StoreUnavailable.
         """
         if not was_ours or version > self._version:
             await self.refresh(max(version, await self.store.read_version()))
@@ -211,8 +215,8 @@ class Catalog:
             asked |= unknown
         if asked - gone:
             logger.warning(
-                "a partition has entities that the catalog does not know; their messages are kept,"
-                " and nobody can reach them",
+                "a partition has entities that are not in the catalog; their messages are kept,"
+                " but cannot be received",
                 extra={"partition": partition_id, "entities": sorted(asked - gone)},
             )
         return gone
@@ -220,16 +224,17 @@ class Catalog:
     def missing(
         self, partition_id: int, known: set[int], version: int, gone: Iterable[int]
     ) -> list[PutEntity | DropEntity]:
-        """Return what a partition that knows these numbers up to a version lacks, in order.
+        """Return the missing commands of a partition that knows these numbers up to a version, in
+        order.
 
         `gone` is what `catch_up` returned.
         """
-        # A subscription came after its topic and goes before it.
+        # Subscriptions are created after their topic and dropped before it.
         drops = [DropEntity(number, self.version) for number in sorted(gone, reverse=True)]
         return [*puts_in_order(self.entries_of(partition_id), known, version), *drops]
 
     def entries_of(self, partition_id: int) -> list[CatalogEntry]:
-        """Return what lives in a partition, retained entities included."""
+        """Return the entities of a partition, including retained ones."""
         homes_of = self.followers.homes_of
         return [entry for entry in self.entries.stored() if partition_id in homes_of(entry)]
 
@@ -237,7 +242,7 @@ class Catalog:
         return set(copies) - {entry.entity_no for entry in self.entries_of(partition_id)}
 
     async def _read_again(self) -> None:
-        """Take over what the tables say and tell; the lock is held. Raises StoreUnavailable."""
+        """Read the tables and notify followers; the lock is held. Raises StoreUnavailable."""
         version, entries = await self.store.load()
         stored = {entry.entity_no for entry in entries}
         lost = {
@@ -260,7 +265,7 @@ class Catalog:
     async def _notify_changes(
         self, known: list[CatalogEntry], known_version: int, buried: set[int]
     ) -> None:
-        """Let partitions follow what the tables turned out to say, in order of version (ADR 27)."""
+        """Notify partitions of differences that a read has found, in order of version (ADR 27)."""
         before = {entry.entity_no: entry for entry in known}
         news: list[tuple[CatalogEntry, PutEntity]] = []
         for put in puts_in_order(self.entries.stored(), set(before), known_version):
@@ -277,7 +282,7 @@ class Catalog:
         await self.followers.notify_gone(gone, self.version)
 
     async def _notify(self, news: Sequence[tuple[CatalogEntry, PutEntity]]) -> None:
-        """Let partitions follow; that thaws what was frozen since the write began."""
+        """Notify partitions, which thaws entities that were frozen since the write began."""
         for entry, _ in news:
             self._on_put(entry)
         await self.followers.notify(news)

@@ -1,8 +1,8 @@
 """Feed of changes since a version of the catalog, for operators and audits.
 
-The feed is made of the present state: entities with the version of their last change, and
-tombstones. It needs no history in memory, survives restarts, and shows an entity that changed twice
-once, as it is now. It cannot go back beyond the oldest tombstone that was removed.
+The feed is derived from the present state: entities with the version of their last change, and
+tombstones. It needs no history in memory, survives restarts, and contains an entity that changed
+twice once, with its last change. It does not reach back beyond the last tombstone that was removed.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ class EntityChange(NamedTuple):
 
 
 class TooOld(DirectoryRefusal):
-    """Not all changes since that version are known any more: list everything again."""
+    """Some changes since that version are no longer known: list everything again."""
 
     def __init__(self, version: int) -> None:
         super().__init__(
             Refused(
                 Refusal.ARGUMENT_OUT_OF_RANGE,
-                f"the changes since version {version} are not all known: list everything again"
-                " and go on from the version of the list",
+                f"some changes since version {version} are no longer known: list everything again"
+                " and continue from the version of the list",
             )
         )
 
 
 class ChangeFeed:
-    """Answers for one directory. Every method may raise StoreUnavailable or `TooOld`."""
+    """The feed of one directory. Every method may raise StoreUnavailable or `TooOld`."""
 
     def __init__(self, directory: Directory, tombstones: TombstoneStore) -> None:
         self._directory = directory
         self._tombstones = tombstones
 
     async def tombstones(self, since: int, top: int = MOST) -> list[Tombstone]:
-        """Return what was deleted after a version, in order of version; 0 asks for all known.
+        """Return the entities deleted after a version, in order of version; 0: all known ones.
 
-        They are `top` or a few more; the rest follows after the version of the last.
+        At most `top` or a few more; continue with the version of the last one.
         """
         forgotten, found = await self._tombstones.after(since, top)
         if 0 < since < forgotten or since > self._directory.version:

@@ -41,7 +41,7 @@ class ChangeTasks:
         self._start = start
 
     async def run(self, work: Coroutine[object, object, T]) -> T:
-        """Return what a change returns; it goes on when its caller is cancelled.
+        """Return the result of a change; the change continues when its caller is cancelled.
 
         Raises `DirectoryRefusal` and nothing else.
         """
@@ -71,11 +71,11 @@ class ChangeTasks:
 
 
 def explained(error: Exception) -> DirectoryRefusal:
-    """Return what an error of a change means to who asked for it; logs what nobody expected."""
+    """Return the refusal for the error of a change; unexpected errors are logged."""
     if isinstance(error, DirectoryRefusal):
         return error
     if not isinstance(error, NotWritten):
-        logger.error("a change broke", exc_info=error)
+        logger.error("a change failed", exc_info=error)
         refused, cause = BROKE, error
     elif isinstance(error.why, Fenced | CatalogMoved | CallerOutdated):
         detail = f"another broker changed the catalog meanwhile: {error.why}; try again"
@@ -85,7 +85,7 @@ def explained(error: Exception) -> DirectoryRefusal:
         refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
     else:
         logger.error("a change could not be stored", exc_info=error.why)
-        detail = "it could not be stored; the broker's log says why"
+        detail = "the change could not be stored, see the broker's log"
         refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
     refusal = DirectoryRefusal(refused)
     refusal.__cause__ = cause

@@ -1,9 +1,9 @@
-"""The directory of a namespace: which entities exist, what they are and where they live (ADR 27).
+"""The directory of a namespace: existing entities, their definitions and partitions (ADR 27).
 
-The broker that owns partition 0 decides; the durable catalog lies with partition 0 and every
-partition keeps its own copy through its own journal. A definition counts as changed when the
-catalog's commit is durable and the partitions it lives in, as far as they are loaded here, have
-acknowledged the change.
+The broker that owns partition 0 decides; the durable catalog is stored with partition 0, and every
+partition has a copy that it changes through its own journal. A definition counts as changed when
+the catalog's commit is durable and those of its partitions that are loaded here have acknowledged
+the change.
 """
 
 from __future__ import annotations
@@ -58,23 +58,25 @@ __all__ = ["Directory", "DirectoryRefusal", "home_of"]
 logger = logging.getLogger(__name__)
 
 IDLE_AT_ONCE = 8
-"""Idle entities whose partitions are asked at once: each refuses its clients for as long."""
+"""Maximum number of idle entities whose deletion is decided at once: each refuses clients
+meanwhile."""
 
 PUT_AT_ONCE = 1_000
-"""Definitions of one commit. Our choice: they are some hundred kilobytes."""
+"""Maximum number of definitions in a commit. Our choice: they are some hundred kilobytes."""
 
 PURGED_AT_ONCE = 100
-"""Retained entities that one purge lets go: no other definition changes meanwhile."""
+"""Maximum number of retained entities that a purge deletes: no other definition changes
+meanwhile."""
 
-DELETION_PENDING: Final = Refused(Refusal.BUSY, "its deletion is being considered; try again")
+DELETION_PENDING: Final = Refused(Refusal.BUSY, "it is being checked for deletion; try again")
 USED: Final = Refused(Refusal.BUSY, "it was used or changed meanwhile; try again")
 
 
 class Directory:
     """Definitions in memory, in step with the catalog's tables.
 
-    What changes a definition raises `DirectoryRefusal`, or `NotWritten`; it waits for the store as
-    long as that is unknown.
+    Methods that change a definition raise `DirectoryRefusal`, or `NotWritten`; they wait for the
+    store while the result is unknown.
     """
 
     def __init__(
@@ -99,15 +101,17 @@ class Directory:
         return self.catalog.entries
 
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
-        """Name the hosts of the partitions, in order of partition id."""
+        """Set the hosts of the partitions, in order of partition id."""
         self.catalog.followers.hosts = followers
 
     def on_deletion(self, on_deleted: Callable[[int], None]) -> None:
-        """Add who gets the numbers of deleted entities, when their partitions know of it."""
+        """Add a callback for the numbers of deleted entities, called when their partitions know of
+        it.
+        """
         self.catalog.followers.on_deleted.append(on_deleted)
 
     def on_restore(self, on_restored: Callable[[int], None]) -> None:
-        """Add who gets the numbers of entities that came back."""
+        """Add a callback for the numbers of restored entities."""
         self.catalog.followers.on_restored.append(on_restored)
 
     async def load(self) -> None:
@@ -121,31 +125,33 @@ class Directory:
         return self._entries.find(name)
 
     def warnings_of(self, entry: CatalogEntry) -> dict[str, str]:
-        """Return field -> what of a definition is allowed and hardly meant."""
+        """Return field -> warning, for definitions that are valid but probably not intended."""
         return warnings_of(self._entries, entry)
 
     def begins(self, path: str) -> bool:
-        """Say whether a queue or topic has a lower-case path as its name, or lies below it."""
+        """Return whether a lower-case path is the name of a queue or topic, or a prefix of one."""
         return self._entries.begins(path)
 
     def numbered(self, entity_no: int) -> CatalogEntry | None:
-        """Return the entity of a number, None when it is gone."""
+        """Return the entity of a number, None if it was deleted."""
         return self._entries.numbered(entity_no)
 
     def retained_named(self, name: str) -> list[CatalogEntry]:
-        """Return what had a lower-case name when it was deleted, and can come back."""
+        """Return the deleted entities of a lower-case name that can be restored."""
         return self._entries.retained_named(name)
 
     def entries(self) -> list[CatalogEntry]:
         return sorted(self._entries.all(), key=lambda entry: entry.name)
 
     def changed_since(self, version: int) -> list[CatalogEntry]:
-        """Return what exists and was changed after a version, in order of version."""
+        """Return the existing entities that were changed after a version, in order of version."""
         found = [entry for entry in self._entries.all() if entry.version > version]
         return sorted(found, key=lambda entry: entry.version)
 
     def page(self, of: EntityKind | int, skip: int, top: int) -> list[CatalogEntry]:
-        """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
+        """Return a page of a kind, or of the subscriptions of a topic's number, in order of
+        name.
+        """
         return self._entries.page(of, skip, top)
 
     def count_of(self, kind: EntityKind) -> int:
@@ -155,19 +161,19 @@ class Directory:
         return len(self._entries.subscriptions_of(topic_no))
 
     def homes_of(self, entry: CatalogEntry) -> Collection[int]:
-        """Return the partitions that an entity lives in."""
+        """Return the partitions of an entity."""
         return self.catalog.followers.homes_of(entry)
 
     def homes_in_use(self) -> set[int]:
-        """Return the partitions in which something lives, retained entities included."""
+        """Return the partitions that have entities, including retained ones."""
         return {home for entry in self._entries.stored() for home in self.homes_of(entry)}
 
     async def read_for(
         self, partition_id: int, loaded: LoadedPartition, last_epoch: int
     ) -> set[int]:
-        """Read what a partition that was loaded needs; return what `missing` wants to know.
+        """Read the catalog for a loaded partition; return the argument of `missing`.
 
-        `last_epoch` in which it was loaded here before. Raises StoreUnavailable.
+        `last_epoch`: epoch of its previous load here. Raises StoreUnavailable.
         """
         was_ours = loaded.epoch == last_epoch + 1
         copies = {each.entity_no: each.catalog_version for each in loaded.entities}
@@ -175,13 +181,13 @@ class Directory:
         return await self.catalog.catch_up(partition_id, copies, version, was_ours=was_ours)
 
     def missing(self, partition_id: int, loaded: LoadedPartition, gone: set[int]) -> list[Command]:
-        """Return what brings a partition that was loaded up to the catalog, in order (ADR 27)."""
+        """Return the commands that bring a loaded partition up to date, in order (ADR 27)."""
         known = {each.entity_no for each in loaded.entities}
         missing = self.catalog.missing(partition_id, known, loaded.catalog_version, gone)
         return [*missing, *self.held(partition_id)]
 
     def held(self, partition_id: int) -> list[Hold]:
-        """Return what a partition that was loaded must not take anything for (ADR 27)."""
+        """Return the entities for which a loaded partition must not accept anything (ADR 27)."""
         return [
             Hold(entry.entity_no, is_decided=True)
             for entry in self.catalog.entries_of(partition_id)
@@ -191,7 +197,8 @@ class Directory:
     def acknowledged(self) -> dict[int, int]:
         """Return partition -> the version of the catalog it has.
 
-        One that is not loaded counts as having the latest: it takes nothing before it caught up.
+        One that is not loaded counts as having the latest: it accepts nothing before it has caught
+        up.
         """
         return self.catalog.followers.acknowledged(self.version)
 
@@ -199,7 +206,7 @@ class Directory:
 
     @asynccontextmanager
     async def unchanged(self, condition: Precondition = UNCONDITIONAL) -> AsyncIterator[None]:
-        """Let no definition change in a block; CONFLICT when the catalog has another version."""
+        """Keep definitions unchanged in a block; CONFLICT if the catalog has another version."""
         async with self.catalog.changing():
             condition.check_version("the catalog", self.version)
             yield
@@ -210,7 +217,7 @@ class Directory:
             return await self._put(wanted, condition)
 
     async def put_all(self, wanted: Sequence[WantedEntity]) -> None:
-        """Put many in few commits, in order; those before one that is refused are perhaps put."""
+        """Put many in few commits, in order; those before a refused one may already be stored."""
         async with self.catalog.changing():
             done = 0
             while done < len(wanted):
@@ -225,10 +232,10 @@ class Directory:
                 await self.catalog.follow(entries or ())
 
     def _planned(self, wanted: Sequence[WantedEntity]) -> tuple[int, list[CatalogPut]]:
-        """Return what is to be stored, each checked as if those before it were there.
+        """Return the definitions to store, each checked as if those before it were stored.
 
-        And for how many that is: a new topic is stored before its subscriptions, and what is
-        wanted twice is stored twice.
+        Also returns the number of `wanted` that they cover: a new topic is stored before its
+        subscriptions, and an entity that occurs twice is stored twice.
         """
         puts: list[CatalogPut] = []
         planned: set[int] = set()
@@ -237,7 +244,7 @@ class Directory:
                 try:
                     put = self._plan(each, UNCONDITIONAL)
                 except DirectoryRefusal as error:
-                    detail = f"the {each.kind.value} {each.name} cannot be so: {error}"
+                    detail = f"invalid {each.kind.value} {each.name}: {error}"
                     raise refusal(error.refused.refusal, detail) from error
                 if put.topic_no is not None and put.topic_no < 0:
                     return count, puts
@@ -266,18 +273,18 @@ class Directory:
     # --- deletions ------------------------------------------------------------------------------
 
     async def delete(self, name: str, condition: Precondition = UNCONDITIONAL) -> bool:
-        """Free a name at once; its messages go with it. False when there was none.
+        """Delete an entity with its messages; its name is free at once. False if there was none.
 
-        A topic takes its subscriptions along.
+        A topic's subscriptions are deleted with it.
         """
         async with self.catalog.changing():
             entry = self._to_delete(name, condition)
             return entry is not None and await self._delete(entry, DeletedReason.REQUESTED)
 
     async def delete_if_empty(self, name: str, condition: Precondition = UNCONDITIONAL) -> bool:
-        """Delete an entity that holds no message, decided in step with traffic.
+        """Delete an entity if it has no messages, decided in step with traffic.
 
-        Raises `DirectoryRefusal`, NOT_EMPTY among others; its partitions should be loaded.
+        Raises `DirectoryRefusal`, such as NOT_EMPTY; its partitions should be loaded.
         """
         async with self.catalog.changing():
             entry = self._to_delete(name, condition)
@@ -291,18 +298,19 @@ class Directory:
     async def idle(self, entity_no: int) -> bool:
         """Delete an entity if none of its partitions has used it for its period (ADR 27).
 
-        Where definitions are not changed nothing happens: its partition says it again.
+        Does nothing unless definitions are changed here: the partition repeats its report.
         """
         if self.catalog.epoch is None:
             return False
-        caller_epoch.set(None)  # of the caller whose request began the timer, perhaps long ago
+        caller_epoch.set(None)  # inherited from the caller that started the timer
         entry = self._entries.numbered(entity_no)
         return entry is not None and await self._delete_frozen(entry, DeletedReason.IDLE) is None
 
     async def _delete_frozen(self, entry: CatalogEntry, reason: DeletedReason) -> Refused | None:
-        """Delete what all its partitions agree to freeze; else say why not.
+        """Delete an entity that all its partitions agree to freeze; else return the reason.
 
-        Definitions may change while the partitions are asked; one of the entity is a use of it.
+        Definitions may change while the partitions are asked; a change of the entity is a use of
+        it.
         """
         entity_no = entry.entity_no
         if entity_no in self._unused:
@@ -316,8 +324,8 @@ class Directory:
                 if why_not is not None:
                     return why_not
                 if lives != [host.reload_count for host in hosts]:
-                    return USED  # what a reload forgot perhaps took a message since
-                self._condemned.add(entity_no)  # from here on a reload changes nothing
+                    return USED  # after a reload, which thaws it, it may have accepted a message
+                self._condemned.add(entity_no)  # from here on a reload does no harm
                 why_not = await hold(hosts, entity_no)
                 if why_not is not None:
                     return why_not
@@ -334,7 +342,7 @@ class Directory:
     def _to_delete(self, name: str, condition: Precondition) -> CatalogEntry | None:
         if "$" in name:
             raise refusal(
-                Refusal.NOT_ALLOWED, f"{name} belongs to its entity and goes only with it"
+                Refusal.NOT_ALLOWED, f"{name} belongs to its entity and can only be deleted with it"
             )
         entry = self._entries.find(name.lower())
         if entry is not None:
@@ -346,9 +354,9 @@ class Directory:
     async def retain(
         self, name: str, until_ms: int, condition: Precondition = UNCONDITIONAL
     ) -> bool:
-        """Free a name at once, but keep messages, rules and numbers until a time (ADR 27).
+        """Free a name at once, but keep messages, rules and numbers until a given time (ADR 27).
 
-        A topic takes its subscriptions along. False when there was none.
+        A topic's subscriptions are retained with it. Returns False if there was none.
         """
         async with self.catalog.changing():
             entry = self._to_delete(name, condition)
@@ -364,7 +372,7 @@ class Directory:
             return True
 
     async def restore(self, entity_no: int) -> CatalogEntry:
-        """Bring back what was retained, a topic with the subscriptions that went with it."""
+        """Restore a retained entity, a topic with the subscriptions that were deleted with it."""
         async with self.catalog.changing():
             entry = check_restore(self._entries, self.limits, entity_no)
             moved = await self.catalog.written(
@@ -375,7 +383,9 @@ class Directory:
             return self._entries.numbered(entity_no) or entry
 
     async def purge(self, now_ms: int) -> int:
-        """Let the messages go of some that could be restored until now; return how many."""
+        """Delete some retained entities whose retention ended, with their messages; return their
+        number.
+        """
         async with self.catalog.changing():
             due = [
                 entry
@@ -392,7 +402,7 @@ class Directory:
     async def add_rule(
         self, path: str, rule: RuleProperties, mode: PutMode = PutMode.CREATE
     ) -> Put:
-        """Add a rule to a subscription, or change the one of its name where `mode` allows it."""
+        """Add a rule to a subscription, or change the rule of its name if `mode` allows that."""
         async with self.catalog.changing():
             entry = self._subscription(path)
             known = rule_named(entry.rules, rule.name)
@@ -400,7 +410,7 @@ class Directory:
                 raise refusal(Refusal.ENTITY_NOT_FOUND, f"{entry.name} has no rule {rule.name}")
             if known is not None and mode is PutMode.CREATE:
                 raise refusal(
-                    Refusal.ALREADY_EXISTS, f"{entry.name} has a rule {rule.name} already"
+                    Refusal.ALREADY_EXISTS, f"{entry.name} already has a rule {rule.name}"
                 )
             if known is None:
                 put = await self._put_rules(entry, (*entry.rules, StoredRule(rule)))
@@ -411,7 +421,7 @@ class Directory:
             )
 
     async def remove_rule(self, path: str, rule_name: str) -> None:
-        """Remove a rule of a subscription; one without rules gets nothing."""
+        """Remove a rule of a subscription; one without rules receives nothing."""
         async with self.catalog.changing():
             entry = self._subscription(path)
             found = rule_named(entry.rules, rule_name)
@@ -440,7 +450,7 @@ class Directory:
     # --- writing --------------------------------------------------------------------------------
 
     async def _put(self, wanted: WantedEntity, condition: Precondition) -> Put:
-        """Check, write, tell."""
+        """Check, write, notify."""
         put = self._plan(wanted, condition)
         self._note_use(put.topic_no)
         if isinstance(put, CatalogEntry):
@@ -460,7 +470,7 @@ class Directory:
         return Put(entries[0], put.known is None)
 
     async def _delete(self, entry: CatalogEntry, reason: DeletedReason) -> bool:
-        """Delete what exists or was retained, for good."""
+        """Delete an existing or retained entity for good."""
         number = entry.entity_no
         version = await self.catalog.written(
             self.catalog.store.delete(number, reason, self.catalog.fence()),
@@ -471,7 +481,7 @@ class Directory:
         return True
 
     def _note_use(self, entity_no: int | None) -> None:
-        """Keep an entity whose deletion is considered."""
+        """Keep an entity that is being checked for deletion."""
         if entity_no in self._unused:
             self._unused[entity_no] = False
 

@@ -1,6 +1,6 @@
-"""Definitions in memory, found by name, by number and by topic.
+"""Definitions in memory, indexed by name, number and topic.
 
-Only `directory` changes it. Names are in lower case here; an entry keeps the case it came with.
+Only `directory` changes it. Keys are names in lower case; an entry keeps its original case.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from postbus.store.catalog import CatalogEntry
 
 
 class Entries:
-    """What exists. Counts and orders are kept: ten thousand creations cost no square, a page of a
-    list no sort.
+    """Existing and retained entities. Counts and sorted names are maintained: ten thousand
+    creations take linear time, a page of a list no sort.
     """
 
     def __init__(self, entries: Iterable[CatalogEntry] = ()) -> None:
@@ -49,7 +49,7 @@ class Entries:
             self._retained_names.setdefault(name, {})[entry.entity_no] = entry
             return
         for order in self._orders_of(entry):
-            if order and order[-1] < name:  # as they come from the tables
+            if order and order[-1] < name:  # in the order of the tables
                 order.append(name)
             else:
                 insort(order, name)
@@ -76,13 +76,13 @@ class Entries:
         if entry.kind is not EntityKind.SUBSCRIPTION:
             self.count -= 1
             self.partitioned_count -= entry.is_partitioned
-            if not self._orders.get(entry.entity_no):  # else its subscriptions are still there
+            if not self._orders.get(entry.entity_no):  # else its subscriptions still exist
                 self._orders.pop(entry.entity_no, None)
         elif entry.topic_no is not None:
             del self._subscriptions[entry.topic_no][entry.entity_no]
 
     def _orders_of(self, entry: CatalogEntry) -> list[list[str]]:
-        """Return the ordered names an entry is among."""
+        """Return the sorted lists of names that contain an entry."""
         orders = [self._orders.setdefault(entry.kind, [])]
         if entry.topic_no is not None:
             orders.append(self._orders.setdefault(entry.topic_no, []))
@@ -98,15 +98,15 @@ class Entries:
         return list(self._by_number.values())
 
     def retained(self) -> list[CatalogEntry]:
-        """Return what is deleted and can come back."""
+        """Return the deleted entities that can be restored."""
         return list(self._retained.values())
 
     def retained_named(self, name: str) -> list[CatalogEntry]:
-        """Return what had a name when it was deleted, and can come back."""
+        """Return the deleted entities of a name that can be restored."""
         return list(self._retained_names.get(name, {}).values())
 
     def stored(self) -> list[CatalogEntry]:
-        """Return whatever partitions keep: what exists and what can come back."""
+        """Return the entities that partitions store: existing and retained ones."""
         return [*self._by_number.values(), *self._retained.values()]
 
     def stored_numbered(self, entity_no: int) -> CatalogEntry | None:
@@ -120,12 +120,14 @@ class Entries:
         return len(self._orders.get(kind, ()))
 
     def page(self, of: EntityKind | int, skip: int, top: int) -> list[CatalogEntry]:
-        """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
+        """Return a page of a kind, or of the subscriptions of a topic's number, in order of
+        name.
+        """
         names = self._orders.get(of, [])[skip : skip + top]
         return [self._by_name[name] for name in names]
 
     def begins(self, path: str) -> bool:
-        """Say whether a queue or topic has a lower-case path as its name, or lies below it."""
+        """Return whether a lower-case path is the name of a queue or topic, or a prefix of one."""
         if path in self._by_name:
             return True
         for kind in (EntityKind.QUEUE, EntityKind.TOPIC):
@@ -139,12 +141,12 @@ class Entries:
         return list(self._subscriptions.get(topic_no, {}).values())
 
     def subscriptions_named(self, topic: str) -> list[CatalogEntry]:
-        """Return the subscriptions of the topic of a name, none if it is no topic."""
+        """Return the subscriptions of a topic by its name; empty if there is no such topic."""
         found = self._by_name.get(topic)
         return [] if found is None else self.subscriptions_of(found.entity_no)
 
     def rules_of_topic(self, topic_no: int, besides: int | None) -> list[RuleProperties]:
-        """Return the rules of a topic's subscriptions, all but those of one."""
+        """Return the rules of a topic's subscriptions, except those of one."""
         return [
             rule.properties
             for entry in self._subscriptions.get(topic_no, {}).values()
@@ -154,7 +156,7 @@ class Entries:
 
 
 def put_of(entry: CatalogEntry, version: int | None = None) -> PutEntity:
-    """Return the command that brings an entry to a partition."""
+    """Return the command that puts an entry into a partition."""
     return PutEntity(
         entry.entity_no,
         entry.name,
@@ -169,10 +171,10 @@ def put_of(entry: CatalogEntry, version: int | None = None) -> PutEntity:
 
 
 def _sleeping(entry: CatalogEntry) -> EntityProperties:
-    """Return how an entity is while it can only come back: it takes and gives nothing.
+    """Return the definition of a retained entity: it accepts and delivers no messages.
 
-    What a topic has scheduled still becomes copies in the subscriptions that went with it and that
-    would have got them.
+    Scheduled messages of a topic still become copies in the matching subscriptions that were
+    deleted with it.
     """
     is_open = entry.properties.status in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
     is_fed = is_open and entry.deleted_with is not None
@@ -188,11 +190,11 @@ def _sleeping(entry: CatalogEntry) -> EntityProperties:
 def puts_in_order(
     entries: Iterable[CatalogEntry], known: set[int], version: int
 ) -> list[PutEntity]:
-    """Return what a partition lacks that knows these numbers up to a version, in order (ADR 27).
+    """Return the missing puts of a partition that knows these numbers up to a version (ADR 27).
 
-    The order is that of versions: what is cut short leaves no gap below the version it reached. A
-    topic that was changed after its subscriptions came is put before them all the same, as of their
-    version, and again in its turn.
+    They are in order of version, so that an interrupted sequence leaves no gap below its last
+    version. A topic that was changed after its subscriptions were created is put before them
+    nevertheless, as of their version, and again at its own.
     """
     wanted = sorted(entries, key=lambda entry: entry.version)
     topics = {entry.entity_no: entry for entry in wanted if entry.kind is EntityKind.TOPIC}

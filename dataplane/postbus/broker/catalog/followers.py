@@ -58,7 +58,7 @@ class Followers:
         self.on_restored: list[Callable[[int], None]] = []
 
     def homes_of(self, entry: CatalogEntry) -> Collection[int]:
-        """Return the partitions that an entity lives in."""
+        """Return the partitions of an entity."""
         return range(self._partition_count) if entry.is_partitioned else (entry.home_partition,)
 
     def hosts_of(self, entry: CatalogEntry) -> list[DefinitionFollower]:

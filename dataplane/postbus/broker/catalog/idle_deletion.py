@@ -1,11 +1,11 @@
-"""The protocol by which an idle or empty entity is deleted in step with traffic (ADR 27).
+"""Protocol for deleting an idle or empty entity in step with traffic (ADR 27).
 
-Every partition that the entity lives in is asked to freeze it and to say that it was not used, or
-that it holds nothing; all must agree. One that is not loaded is asked too, which loads it: it may
-hold a scheduled message or know of a use. One that does not answer in time counts as in use: of an
-idle entity the question comes again with the next `Idle`. A freeze ends by itself, and a reload
-forgets it: therefore all are asked again, in the end, to keep what they froze, and one that froze
-it no longer took perhaps a message meanwhile. Nothing else is decided here; the catalog deletes.
+Every partition of the entity is asked to freeze it and to confirm that it was not used, or that it
+is empty; all must agree. A partition that is not loaded is loaded for it: it may have a scheduled
+message or know of a use. One that does not answer in time counts as in use; the next `Idle` of the
+entity repeats the question. A freeze ends by itself, and a reload forgets it: therefore all are
+finally asked to keep the entity frozen, and one that had thawed it may have accepted a message
+meanwhile. Nothing else is decided here; the catalog deletes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from postbus.entity.commands import (
 )
 
 ANSWER_S: Final = 2.0
-"""Silence for so long means in use. A frozen entity thaws by itself after the same time."""
+"""Time after which a partition that does not answer counts as in use. A frozen entity thaws after
+the same time."""
 
 
 class FreezingHost(Protocol):
-    """A partition's host, as far as this protocol knows it."""
+    """A partition's host, as this protocol sees it."""
 
     async def call(self, command: Expects[R]) -> R | Refused: ...
 
 
 SILENT: Final = Refused(
-    Refusal.NOT_APPLIED, "a partition did not say in time whether it uses the entity; try again"
+    Refusal.NOT_APPLIED,
+    "a partition did not answer in time if the entity is in use; try again",
 )
 
 
@@ -49,30 +51,30 @@ async def freeze(
     *,
     if_empty: bool = False,
 ) -> AsyncIterator[Refused | None]:
-    """Freeze an entity in all its partitions; why not, when it is in use or holds messages.
+    """Freeze an entity in all its partitions; return the reason if it is in use or has messages.
 
-    Afterwards it is thawed wherever it still exists; to one that was dropped that means nothing.
+    Afterwards it is thawed where it still exists.
     """
     try:
         yield await _agree(hosts, Freeze(entity_no, if_empty), answer_s)
     finally:
-        # A partition that has not answered gets this after the question; it stays frozen no longer.
+        # A partition that has not answered yet receives this after the question.
         for host in hosts:
-            call = asyncio.ensure_future(host.call(Thaw(entity_no)))  # nobody waits for the answer
+            call = asyncio.ensure_future(host.call(Thaw(entity_no)))  # the answer is not needed
             call.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 async def hold(
     hosts: Sequence[FreezingHost], entity_no: int, answer_s: float = ANSWER_S
 ) -> Refused | None:
-    """Keep it frozen for as long as `freeze` lasts; why not, when it was not so all the time."""
+    """Keep it frozen while `freeze` lasts; return the reason if it has thawed meanwhile."""
     return await _agree(hosts, Hold(entity_no), answer_s)
 
 
 async def _agree(
     hosts: Sequence[FreezingHost], command: Freeze | Hold, answer_s: float
 ) -> Refused | None:
-    """Return None when all of them answer in time that the entity is frozen."""
+    """Return None if all partitions answer in time that the entity is frozen, else the reason."""
     calls = [asyncio.ensure_future(host.call(command)) for host in hosts]
     try:
         done, late = await asyncio.wait(calls, timeout=answer_s)

@@ -1,8 +1,7 @@
-"""What must be true of an entity when a change of its definition comes: its name, what it is now,
-its tier and the rest of the namespace.
+"""Preconditions of a change of an entity: its name, present definition, tier and namespace.
 
-Questions only; the directory asks them under its lock, so that what is true stays so until the
-change is written. Whatever is wrong is raised as `DirectoryRefusal`.
+Checks only; the directory calls them under its lock, so that they hold until the change is written.
+They raise `DirectoryRefusal`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from postbus.store.catalog import NONE_SENT, CatalogEntry, CatalogPut, StoredRul
 
 
 class DirectoryRefusal(Exception):
-    """A change or a question that is refused; nothing changed, unless it says UNKNOWN."""
+    """A refused change or question; nothing was changed unless the refusal is UNKNOWN."""
 
     def __init__(self, refused: Refused) -> None:
         self.refused = refused
@@ -50,7 +49,7 @@ class DirectoryRefusal(Exception):
 
 
 class NotWritten(Exception):
-    """A change failed, and the tables say that nothing was written. `why`: what failed."""
+    """A change failed, and the tables show that nothing was written. `why`: the error."""
 
     def __init__(self, why: Exception) -> None:
         self.why = why
@@ -62,7 +61,7 @@ def refusal(why: Refusal, detail: str) -> DirectoryRefusal:
 
 
 class VersionDiffers(DirectoryRefusal):
-    """What a change is for has changed since. `version`: the one it has."""
+    """The object of a change has another version than expected, `version`."""
 
     def __init__(self, name: str, version: int, expected: frozenset[int]) -> None:
         self.version = version
@@ -72,7 +71,7 @@ class VersionDiffers(DirectoryRefusal):
 
 
 class PutMode(Enum):
-    """Whether what is put must be there before."""
+    """Requirement of a put on existence: create, update, or either."""
 
     CREATE = "create"
     UPDATE = "update"
@@ -81,16 +80,16 @@ class PutMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What must be true of an entity before a change. `versions` None: any.
+    """Condition on an entity before a change. `versions` None: any.
 
-    Nobody else compares versions: what `If-Match` says comes here.
+    The only comparison of versions, also those of `If-Match`.
     """
 
     mode: PutMode = PutMode.ANY
     versions: frozenset[int] | None = None
 
     def check(self, kind: EntityKind, name: str, known: CatalogEntry | None) -> None:
-        """Refuse when the entity of this name, None if there is none, is another."""
+        """Refuse if the entity of this name, None if there is none, does not meet the condition."""
         if known is None:
             if self.mode is PutMode.UPDATE or self.versions is not None:
                 raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no {kind.value} {name}")
@@ -102,7 +101,7 @@ class Precondition:
             self.check_version(known.name, known.version)
 
     def check_version(self, name: str, version: int) -> None:
-        """Refuse when what has this name has another version than one of those expected."""
+        """Refuse if the entity of this name has none of the expected versions."""
         if self.versions is not None and version not in self.versions:
             raise VersionDiffers(name, version, self.versions)
 
@@ -112,7 +111,7 @@ UNCONDITIONAL: Final = Precondition()
 
 @dataclass(frozen=True, slots=True)
 class WantedEntity:
-    """An entity as somebody wants it. `topic` and `rules` belong to a subscription.
+    """The wanted definition of an entity. `topic` and `rules` are those of a subscription.
 
     `name` of a subscription is that below its topic. `rules` replace those it has; None keeps them,
     or gives a new one `$Default`. `forwards_as_sent`: field -> the URL that a client named a target
@@ -129,12 +128,12 @@ class WantedEntity:
 
     @property
     def path(self) -> str:
-        """The name below the namespace, in the case it is wanted in."""
+        """The name within the namespace, in its original case."""
         return self.name if self.topic is None else subscription_path(self.topic, self.name)
 
 
 class Put(NamedTuple):
-    """What a change led to. `is_new`: the entity, or the rule that was added, was not there."""
+    """The result of a change. `is_new`: the entity, or the rule, was created."""
 
     entry: CatalogEntry
     is_new: bool
@@ -147,7 +146,7 @@ def plan(
     condition: Precondition,
     home_of: Callable[[str], int],
 ) -> CatalogPut | CatalogEntry:
-    """Return what to store, or the entity when it is so already; refuse what may not be."""
+    """Return the definition to store, or the entity if it is unchanged; refuse an invalid one."""
     is_subscription = wanted.kind is EntityKind.SUBSCRIPTION
     check_name(check_subscription_name if is_subscription else check_entity_name, wanted.name)
     topic: CatalogEntry | None = None
@@ -211,7 +210,7 @@ def _rules_of(wanted: WantedEntity, known: CatalogEntry | None) -> tuple[StoredR
 
 
 def check_name(check: Callable[[str], str], name: str) -> None:
-    """Refuse a name that `check` raises ValueError for."""
+    """Refuse a name for which `check` raises ValueError."""
     try:
         check(name)
     except ValueError as error:
@@ -238,7 +237,7 @@ def check_definition(
 
 
 def warnings_of(entries: Entries, entry: CatalogEntry) -> dict[str, str]:
-    """Return field -> what of a definition is allowed and hardly meant."""
+    """Return field -> warning, for definitions that are valid but probably not intended."""
     return forwarding_warnings(entry, entries.find, entries.subscriptions_named)
 
 
@@ -248,7 +247,7 @@ def check_count(
     properties: EntityProperties,
     topic: CatalogEntry | None,
 ) -> None:
-    """Refuse a new entity for which there is no room; `topic` is that of a subscription."""
+    """Refuse a new entity above the limits of their number; `topic` is that of a subscription."""
     if topic is not None:
         most = limits.max_subscription_count
         if len(entries.subscriptions_of(topic.entity_no)) >= most:
@@ -283,7 +282,7 @@ def check_rules(
     known: CatalogEntry | None,
     topic: CatalogEntry,
 ) -> None:
-    """Refuse rules that cannot be read, are named twice or are too many for their topic."""
+    """Refuse rules that are invalid, named twice or too many for their topic."""
     before = {} if known is None else {_key(rule): rule for rule in known.rules}
     if known is not None and tuple(rules) == known.rules:
         return
@@ -308,7 +307,7 @@ def check_rules(
 
 
 def check_retained_count(entries: Entries, limits: NamespaceLimits, entity_no: int) -> None:
-    """Refuse to retain one more when as many are kept as may exist."""
+    """Refuse to retain one more entity if as many are retained as may exist."""
     count = len(entries.retained()) + len(entries.subscriptions_of(entity_no)) + 1
     most = limits.max_entity_count
     if count > most:
@@ -319,7 +318,7 @@ def check_retained_count(entries: Entries, limits: NamespaceLimits, entity_no: i
 
 
 def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> CatalogEntry:
-    """Return what is to come back, or refuse: it must be kept, its name free, its place there."""
+    """Return the entities to restore, or refuse: they must be retained, their names free."""
     entry = entries.stored_numbered(entity_no)
     if entry is None or not entry.is_retained:
         raise refusal(Refusal.ENTITY_NOT_FOUND, f"no restorable entity has the number {entity_no}")
@@ -352,14 +351,14 @@ def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> 
 
 
 def rule_named(rules: Sequence[StoredRule], name: str) -> StoredRule | None:
-    """Return the rule of a name, whatever its case."""
+    """Return the rule of a name, which is case-insensitive."""
     return next((rule for rule in rules if _key(rule) == name.lower()), None)
 
 
 def to_store(
     rules: Sequence[RuleProperties], known: Sequence[StoredRule]
 ) -> tuple[StoredRule, ...]:
-    """Return rules to store; one that was there before keeps its time, also when it changes."""
+    """Return rules to store; an existing one keeps its creation time, even if it changes."""
     times = {_key(rule): rule.created_ms for rule in known}
     return tuple(StoredRule(rule, times.get(rule.name.lower(), 0)) for rule in rules)
 

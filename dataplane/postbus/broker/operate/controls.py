@@ -1,7 +1,7 @@
-"""Controls of a development bus that clients do not have: moving time, injecting faults.
+"""Controls of a development bus beside those of clients: moving time, injecting faults.
 
-Called by `edge/control/development.py` of a development bus only. Faults go through the paths of
-real ones.
+Called by `edge/control/development.py` of a development bus only. Injected faults take the code
+paths of real ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from postbus.broker.router import Router
 from postbus.entity.commands import Done, LoseLocks, Refused, Tick
 
 CATCH_UP_S: Final = 60.0
-"""How long `advance` waits for timers. Our choice: twice what a million messages need."""
+"""Maximum wait of `advance` for timers. Our choice: twice the time for a million messages."""
 
 
 class Controls:
@@ -43,14 +43,14 @@ class Controls:
 
     @property
     def offset_ms(self) -> int:
-        """How far time was moved by hand."""
+        """Milliseconds by which time was advanced manually."""
         return self._clock.offset_ms if isinstance(self._clock, ManualClock) else 0
 
     async def advance(self, duration_ms: int) -> list[int]:
-        """Move time; what became due is done and durable when this returns.
+        """Advance time; everything that became due is done and durable when this returns.
 
-        Only with `ClockMode.MANUAL`. Returns the partitions that could not do it in time, because
-        their store is unavailable: they will when it is back.
+        Only with `ClockMode.MANUAL`. Returns the partitions that did not finish in time, because
+        their store is unavailable: they finish when it is back.
         """
         assert isinstance(self._clock, ManualClock)
         self._clock.advance(duration_ms)
@@ -62,21 +62,21 @@ class Controls:
     # --- faults ---------------------------------------------------------------------------------
 
     async def lose_locks(self, path: str) -> str | None:
-        """Take every message lock of an entity away; return its name, None when there is none.
+        """End all message locks of an entity; return its name, None if there is no such entity.
 
-        Locks run out as by time: messages are available again with one more delivery counted.
+        Locks end as if they expired: messages are available again, with a higher delivery count.
         """
         address = await self._resolve(path)
         if address is None:
             return None
-        hosts = [host for host in self._hosts if host.is_loaded]  # elsewhere nothing is locked
+        hosts = [host for host in self._hosts if host.is_loaded]  # other partitions have no locks
         for host in hosts:
             await host.call(LoseLocks(address.entity_no))
         await _catch_up(hosts)
         return address.name
 
     def interrupt_store(self, duration_s: float, partition_id: int | None) -> list[int]:
-        """Simulate an outage of the store for a partition, None: for all; return which.
+        """Simulate an outage of the store for a partition, None: for all; return the partitions.
 
         Raises IndexError for a partition that does not exist.
         """
@@ -101,7 +101,7 @@ class Controls:
 
 
 async def _catch_up(hosts: Sequence[Host]) -> list[int]:
-    """Let hosts do what is due; return the partitions that were not ready in time."""
+    """Have hosts do due work; return the partitions that did not finish in time."""
     work = {asyncio.ensure_future(run_due(host)): host.partition_id for host in hosts}
     if not work:
         return []
@@ -114,10 +114,10 @@ async def _catch_up(hosts: Sequence[Host]) -> list[int]:
 
 
 async def run_due(host: Host) -> None:
-    """Return when what waits for the present time has been done and committed.
+    """Do the work that is due now; return when it is committed.
 
-    One turn does a limited part of it, so that clients are served in between. While the store is
-    away this waits.
+    A turn does a limited part of it, so that clients are served in between. Waits while the store
+    is away.
     """
     is_due = True
     while is_due and host.status is not HostStatus.CLOSED:

@@ -1,7 +1,7 @@
-"""Groups dead letters by reason and by what is alike in their descriptions.
+"""Groups dead letters by reason and by the common part of their descriptions.
 
-Pure: `message_operations` feeds it. Words of a description with a digit, an @ or :// in them
-(numbers, ids, times, addresses) differ from one death to the next, so they are taken out before
+Pure; used by `message_operations`. Words of a description that contain a digit, an @ or ://
+(numbers, ids, times, addresses) differ between deaths of one cause, so they are removed before
 descriptions are compared.
 """
 
@@ -15,10 +15,10 @@ from postbus.broker.operate.message_view import death_of
 from postbus.entity.commands import PeekedMessage
 
 MAX_GROUPS: Final = 100
-"""Most groups of one page. Our choice: with their texts some 60 KiB."""
+"""Maximum number of groups of a page. Our choice: with their texts some 60 KiB."""
 
 DESCRIPTION_CHARS: Final = 300
-"""So much of a description is compared and shown. Our choice."""
+"""Maximum length of a description that is compared and shown. Our choice."""
 
 TAKEN_OUT: Final = "*"
 
@@ -29,10 +29,10 @@ _ENDS: Final = ".:!?"
 
 @dataclass(slots=True)
 class DeadLetterGroup:
-    """Dead letters that died of the same. Times in milliseconds, None where none is known.
+    """Dead letters with the same cause. Times in milliseconds, None if unknown.
 
-    `description` has `*` for each word that was taken out; `is_cut`: it went on. `example` is the
-    number of the first one, with its id and whole description.
+    `description` has `*` for each word that was removed; `is_cut`: it is longer. `example` is the
+    number of the first message, with its id and full description.
     """
 
     reason: str | None
@@ -54,7 +54,7 @@ class DeadLetterGroups:
         self._alike: dict[str, str] = {}
 
     def add(self, message: PeekedMessage) -> bool:
-        """Count a message; False when that takes one more group than a page has."""
+        """Count a message; return False if it needs one more group than a page may have."""
         reason, text, message_id = death_of(message.envelope)
         description = None if text is None else self._without_details(text[:DESCRIPTION_CHARS])
         at_ms = None if message.death is None else message.death.at_ms
@@ -84,7 +84,7 @@ class DeadLetterGroups:
 
 
 def without_details(text: str) -> str:
-    """Return a description with what differs from one death to the next taken out."""
+    """Return a description without the words that differ between deaths of one cause."""
     return _WORD.sub(_plain_word, text)
 
 

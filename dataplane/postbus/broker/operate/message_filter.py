@@ -1,6 +1,6 @@
 """A filter over stored messages: a condition in the language of rules, a session, a text.
 
-Made by `message_operations` for each call; it also says what of the condition no message had.
+Made by `message_operations` for each call; also reports the properties that no message had.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from postbus.rules.grammar import parse_filter
 
 
 class MessageFilter:
-    """A condition over stored messages; `failed` counts those it could not be asked of.
+    """A condition over stored messages; `failed` counts those for which it could not be evaluated.
 
-    `absent`: properties that the condition names and no message had that it was asked of. Only an
-    entity with sessions, and only its main queue, looks for one session itself.
+    `absent`: properties in the condition that no examined message had. Only the main queue of an
+    entity with sessions can be browsed by session.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class MessageFilter:
         session_id: str | None = None,
         body_contains: str | None = None,
     ) -> None:
-        """Raises `RuleError` for a condition that cannot be read."""
+        """Raises `RuleError` for an invalid condition."""
         self.failed = 0
         self.absent: set[str] = set()
         self.is_narrow = (where, session_id, body_contains) != (None, None, None)

@@ -1,9 +1,10 @@
 """Message operations for operators: peek, delete, purge, resend.
 
 Called by the control API. Messages are selected by sequence number or by a filter in the language
-of rules. A call does a bounded part and returns where to continue. It passes the hosts like any
-command, so that results are released only when they are durable. A call can be repeated after an
-unknown result without doing anything twice, since a handled message no longer has its number.
+of rules. A call does a bounded part of the work and returns the number to continue with. It runs
+commands like those of clients, so that results are released only when they are durable. A call can
+be repeated after an unknown result without doing anything twice, since a handled message no longer
+has its number.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ class OperationRefused(Exception):
 class Walked:
     """Progress of a call. `next_number`: where the next call continues.
 
-    `is_end`: there are no messages from there on. `looked_at` counts examined messages, including
-    those that the filter did not select; `failed` those for which it could not be evaluated.
-    `away`: partitions that did not answer; their messages are missing. `absent`: properties in the
-    filter that no message had.
+    `is_end`: there are no messages from that number on. `looked_at` counts examined messages,
+    including those that the filter did not select; `failed` those for which it could not be
+    evaluated. `away`: partitions that did not answer; their messages are missing. `absent`:
+    properties in the filter that no message had.
     """
 
     next_number: int

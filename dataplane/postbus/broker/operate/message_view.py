@@ -1,6 +1,6 @@
-"""A stored message as tools show it: the body of the control API, of plain values.
+"""A stored message as tools show it: the body of the control API, with plain values.
 
-Made by `message_operations` of what a peek tells; nothing here asks or changes anything.
+Made by `message_operations` from the result of a peek. Pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _name_of(state: MessageState) -> StateName:
 STATE_NAMES: Final = {each: _name_of(each) for each in MessageState}
 FIRST_MS: Final = -62_135_596_800_000
 LAST_MS: Final = 253_402_300_799_999
-"""Calendars know the years 1 to 9999; other times are not shown."""
+"""The end of the calendar, years 1 to 9999; other times are not shown."""
 
 
 def view_of(
@@ -50,10 +50,11 @@ def view_of(
     default_ttl_ms: int | None = None,
     body_bytes: int = 0,
 ) -> ShownMessage:
-    """Return what a tool shows; `default_ttl_ms` is that of the entity, None never.
+    """Return a message as tools show it; `default_ttl_ms` is that of the entity, None: never
+    expires.
 
-    The body is cut to `body_bytes`, and None for 0. Dead letters never expire. Death is unknown for
-    messages dead-lettered before deaths were recorded.
+    The body is truncated to `body_bytes`, and None for 0. Dead letters never expire. Death is
+    unknown for messages dead-lettered before deaths were recorded.
     """
     envelope = peeked.envelope
     fields = MessageFields(envelope, peeked.enqueued_ms)
@@ -110,7 +111,7 @@ def view_of(
 
 
 def death_of(envelope: Envelope) -> tuple[str | None, str | None, str | None]:
-    """Return reason and description of a dead letter, and its message id, as a view has them."""
+    """Return reason and description of a dead letter, and its message id, as in a view."""
     try:
         application = MessageFields(envelope).application
     except DecodeError:
@@ -123,14 +124,14 @@ def death_of(envelope: Envelope) -> tuple[str | None, str | None, str | None]:
 
 
 def moment_of(value_ms: int | None) -> datetime | None:
-    """Return a time in milliseconds since the epoch as calendars have it, None outside of them."""
+    """Return the calendar time for milliseconds since the epoch, None outside of the calendar."""
     if value_ms is None or not FIRST_MS <= value_ms <= LAST_MS:
         return None
     return datetime.fromtimestamp(value_ms / 1_000, UTC)
 
 
 def plain(value: Value) -> Plain:
-    """Return an AMQP value as JSON can hold it."""
+    """Convert an AMQP value to JSON values."""
     if isinstance(value, Timestamp):
         try:
             moment = _EPOCH + timedelta(milliseconds=int(value))

@@ -1,9 +1,9 @@
-"""Readiness for clients: listeners are open and at least one partition is usable. Else the reasons.
+"""Readiness for clients, and the reasons if listeners are closed or no partition is usable.
 
-Made for readiness of Kubernetes, which takes a broker that is not ready out of its service: one
-partition in trouble must not take away the others, and none at all is no broker. A loaded partition
-can be used. One that nobody needed yet, or that is just being loaded, can when its store answers;
-one that could not be loaded cannot.
+For readiness probes of Kubernetes, which removes a broker that is not ready from its service: a
+failed partition must not make the others unreachable, and a broker without any is of no use. A
+loaded partition is usable. One that was not needed yet, or is just being loaded, is usable if its
+store answers; one that could not be loaded is not.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from postbus.store.errors import StoreError
 from postbus.store.postgres import Store
 
 PATIENCE_S: Final = 0.8
-"""How long a store may take to answer. Our choice: a probe of the kubelet gives up after 1 s."""
+"""Timeout for an answer of a store. Our choice: a probe of the kubelet gives up after 1 s."""
 
 FRESH_S: Final = 1.0
-"""How long an answer of a store is reused, so that unauthenticated probes cost it nothing."""
+"""Time for which an answer of a store is reused, so that unauthenticated probes cost it nothing."""
 
 
 class Readiness:
@@ -35,10 +35,10 @@ class Readiness:
         monotonic_s: Callable[[], float] = time.monotonic,
         stores: Sequence[Store] = (),
     ) -> None:
-        """`store_of` returns the database of a partition; `stores`: all that may be in trouble."""
+        """`store_of` returns the database of a partition; `stores`: all databases that may fail."""
         self.is_open = False
         self.step: str | None = None
-        """Current step of the start or the stop; what follows a colon is left out."""
+        """Current step of the start or the stop; text after a colon is left out."""
         self._hosts = hosts
         self._stores = stores
         self._looks: dict[Store, _Look] = {}
@@ -82,13 +82,13 @@ class Readiness:
         now_s = self._monotonic_s()
         if look is None or (look.task.done() and now_s - look.begun_s >= FRESH_S):
             look = self._looks[store] = _Look(now_s, asyncio.create_task(_look(store)))
-        # It is not cancelled: a connection in the middle of something is of no use to the next.
+        # It is not cancelled: a connection with a query in progress cannot be used by the next.
         done, _ = await asyncio.wait({look.task}, timeout=PATIENCE_S)
         return bool(done) and look.task.result()
 
 
 class _Look(NamedTuple):
-    """A question to a store. All who want to know meanwhile get its answer."""
+    """A query of a store, whose answer is shared by all callers that wait for it."""
 
     begun_s: float
     task: asyncio.Task[bool]

@@ -1,8 +1,8 @@
 """Spans of traced messages: sent, delivered, settled. A router that records spans.
 
-A message is traced when its sender put a W3C trace context into its application properties and
-sampled it: `traceparent`, or `Diagnostic-Id` as older SDKs write it. Spans become children of that
-context. A bus without tracing has the plain `Router` and pays nothing.
+A message is traced if its application properties have a W3C trace context that the sender sampled:
+`traceparent`, or `Diagnostic-Id` of older SDKs. Spans become children of that context. A bus
+without tracing has the plain `Router`, at no cost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 
 MAX_LOCKED: Final = 100_000
-"""Locked messages whose context is kept for the span of their settlement; the oldest go first."""
+"""Maximum number of locked messages whose context is kept for the span of their settlement; the
+oldest are dropped first."""
 
 PROPERTIES: Final = ("traceparent", "Diagnostic-Id")
 MARKS: Final = tuple(name.encode() for name in PROPERTIES)
@@ -57,7 +58,7 @@ class TraceContext(NamedTuple):
 
 
 class Spans(Protocol):
-    """Takes finished spans; must not block. Times in nanoseconds of the wall clock."""
+    """Receiver of finished spans; must not block. Times in nanoseconds of the wall clock."""
 
     def add(
         self,
@@ -72,7 +73,7 @@ class Spans(Protocol):
 
 
 def context_of(envelope: Envelope) -> TraceContext | None:
-    """Return the trace context of a sampled message, None where there is none."""
+    """Return the trace context of a sampled message, or None."""
     section = envelope.application_properties
     if not any(mark in section for mark in MARKS):
         return None
@@ -107,7 +108,7 @@ class TracedRouter(Router):
         self._sinks: dict[int, _TracedSink] = {}
 
     def submit(self, partition_id: int, command: Any, on_reply: Any = None) -> None:
-        """Apply a command; spans of traced messages end with its answer."""
+        """Apply a command; spans of traced messages end with its reply."""
         if isinstance(command, AddConsumer | AcceptSession):
             traced = self._sinks.get(command.consumer_id)
             if traced is not None:
@@ -127,7 +128,7 @@ class TracedRouter(Router):
     # --- spans ----------------------------------------------------------------------------------
 
     def _watched(self, command: Command, on_reply: OnReply[Any] | None) -> OnReply[Any] | None:
-        """Return a callback that makes the spans of a command, where there are any."""
+        """Return a callback that also makes the spans of a command, if it has any."""
         traced = list(self._traced(command))
         if not traced:
             return on_reply
@@ -159,7 +160,7 @@ class TracedRouter(Router):
             case Arrive() | ResendBySequence():
                 pass
             case _:
-                _other: OtherCommand = command  # a type error when a case is missing above
+                _other: OtherCommand = command  # a type error if a case is missing above
 
     def _settled(
         self, entity_no: int, tokens: Sequence[bytes], operation: str
@@ -181,7 +182,7 @@ class TracedRouter(Router):
             )
 
     def delivered(self, entity_no: int, deliveries: list[Delivery]) -> None:
-        """Make spans from the time messages were enqueued until now."""
+        """Make spans of deliveries, from the time messages were enqueued until now."""
         for delivery in deliveries:
             context = context_of(delivery.envelope)
             if context is None:
@@ -212,7 +213,7 @@ class TracedRouter(Router):
 
 
 class _TracedSink:
-    """Passes everything on to the sink of a link endpoint."""
+    """Passes all calls on to the sink of a link endpoint."""
 
     def __init__(self, router: TracedRouter, sink: DeliverySink) -> None:
         self._router = router

@@ -24,7 +24,7 @@ class DiskReserve:
 
     def __init__(self, store: Store, partition_id: int) -> None:
         self.is_full = False
-        """Whether sends are refused."""
+        """True if sends are refused."""
         self._store = store
         self._partition_id = partition_id
 

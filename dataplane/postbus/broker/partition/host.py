@@ -191,7 +191,7 @@ class Host:
 
     @property
     def is_full(self) -> bool:
-        """Whether sends are refused because the store is full."""
+        """True if sends are refused because the store is full."""
         return self._disk_reserve.is_full
 
     @property
@@ -219,7 +219,7 @@ class Host:
 
     @property
     def is_due(self) -> bool:
-        """Whether a deadline has passed."""
+        """True if a deadline has passed."""
         deadline_ms = None if self._state is None else self._state.next_deadline_ms
         return deadline_ms is not None and deadline_ms <= self.clock()
 

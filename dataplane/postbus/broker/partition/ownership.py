@@ -30,7 +30,7 @@ At this interval its silence can still be proven."""
 
 FIRST_LOOK_S: Final = 0.05
 FIRST_S: Final = 2.0
-"""How long a partition waits for the owner of partition 0 to be known. Our choice: longer than a
+"""Maximum wait of a partition until the owner of partition 0 is known. Our choice: longer than a
 claim; the database of partition 0 may be unavailable while that of this partition is not."""
 
 
@@ -46,7 +46,8 @@ class HostStatus(Enum):
 class Ownership:
     """Ownership of one partition; survives its reloads.
 
-    `held_by` is the owner while we wait, `fence_count` how often another broker took it.
+    `held_by` is the owner while we wait, `fence_count` the number of times another broker claimed
+    it.
     """
 
     def __init__(self, partition_id: int, store: Store) -> None:

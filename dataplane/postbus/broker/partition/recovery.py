@@ -35,7 +35,7 @@ class Recovery:
 
     @property
     def is_one_by_one(self) -> bool:
-        """Whether the same failure was repeated, so that its cause should fail alone."""
+        """True if the same failure was repeated, so that its cause should fail alone."""
         return self._repeated >= REPEATED
 
     def loaded(self) -> None:

@@ -9,14 +9,16 @@ from postbus.broker.partition.sends import Waiting
 from postbus.entity.commands import AcceptSession, AddConsumer, SetDemand
 
 WAITING_LIMIT: Final = 10_000
-"""Maximum of commands held while a partition loads; more are refused. Our choice: a second of
-sends."""
+"""Maximum number of commands held while a partition loads; more are refused. Our choice: a second
+of sends."""
 
 OF_CONSUMER = (AddConsumer, AcceptSession, SetDemand)
 
 
 class WaitingCommands:
-    """Waiting commands in order. No consumer survives a reload: its commands go with it."""
+    """Waiting commands in order. No consumer survives a reload: its commands are dropped with
+    it.
+    """
 
     def __init__(self) -> None:
         self._commands: deque[Waiting] = deque()

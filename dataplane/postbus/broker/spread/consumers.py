@@ -1,8 +1,8 @@
 """Receivers of partitioned entities: one consumer for the link endpoint, one in every partition.
 
-Credit is never promised twice: a partition gets demand only after a hint that it has messages, at
-most the rest of the consumer's limit, and demand that it cannot meet is free again at once (ADR
-24). So nothing is fetched in excess, and nothing has to be cached or released.
+Credit is never granted twice: a partition gets demand only after a hint that it has messages, at
+most the rest of the consumer's limit, and demand that it cannot meet is available to others at once
+(ADR 24). So no message is fetched in excess, cached or released.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ DRAIN_WAIT_S: Final = 0.08
 """Maximum wait of a drain for partitions: below the 100 ms after which an endpoint answers."""
 
 REPEAT_S: Final = 0.1
-"""Pause before a partition is asked again whose read failed, or that gave less than it said."""
+"""Pause before demand is repeated to a partition whose read failed, or that delivered less than
+announced."""
 
 RETRY_S: Final = 1.0
 """Pause before an unavailable partition is asked again for a session, or for the consumer."""
@@ -51,14 +52,14 @@ class PartitionedConsumer:
         on_reply: OnReply[Done],
         first: int,
     ) -> None:
-        """Register everywhere; `first` is where the round over the partitions begins."""
+        """Register in all partitions; `first`: the partition at which the round begins."""
         self.command = command
         self.sink = sink
         self.is_closed = False
         self._on_added: OnReply[Done] | None = on_reply
         self._limit = 0
         self._delivered = 0
-        self._open = 0  # deliveries that partitions are asked for
+        self._open = 0  # demand given to partitions
         self._hinted: deque[_Part] = deque()
         self._is_pumping = False
         self._on_drained: OnReply[DemandSet] | None = None
@@ -72,7 +73,9 @@ class PartitionedConsumer:
     # --- for the endpoint -----------------------------------------------------------------------
 
     def set_demand(self, command: SetDemand, on_reply: OnReply[DemandSet]) -> None:
-        """Set the limit over all partitions; a drain is answered when none has more, or late."""
+        """Set the limit over all partitions; a drain is answered when none has more, or at its
+        timeout.
+        """
         self._end_drain()  # first: it lowers the limit
         self._limit = command.limit
         if command.is_drain:
@@ -85,7 +88,7 @@ class PartitionedConsumer:
             on_reply(DemandSet(self._delivered))
 
     def close(self) -> None:
-        """Take nothing more; what is on its way goes back to its queue."""
+        """Stop receiving; messages on their way return to their queue."""
         if not self.is_closed:
             self.is_closed = True
             self._end_drain()
@@ -93,7 +96,7 @@ class PartitionedConsumer:
                 part.unregister()
 
     def remove(self) -> None:
-        """Forget the consumer in every partition."""
+        """Remove the consumer from all partitions."""
         self.close()
         for part in self._parts:
             part.host.submit(RemoveConsumer(self.command.consumer_id))
@@ -105,7 +108,7 @@ class PartitionedConsumer:
         self.sink.deliver(deliveries)
 
     def added(self, reply: Done | Refused) -> None:
-        """Answer with the first partition that knows; an entity is the same in all of them."""
+        """Answer with the first decisive reply; an entity is the same in all partitions."""
         if self.is_closed:
             return
         on_added, self._on_added = self._on_added, None
@@ -122,7 +125,7 @@ class PartitionedConsumer:
             self.sink.ended(refusal)
 
     def hinted(self, part: _Part) -> None:
-        """Put a partition that has messages at the end of the round."""
+        """Append a partition that has messages to the round."""
         self._hinted.append(part)
         self.pump()
 
@@ -130,11 +133,11 @@ class PartitionedConsumer:
         self._hinted.remove(part)
 
     def promise(self, count: int) -> None:
-        """Count what a partition is asked for; negative when it is not any more."""
+        """Change the total demand of the partitions; negative for demand that ended."""
         self._open += count
 
     def pump(self) -> None:
-        """Ask partitions in turn and in equal shares, as far as the limit goes."""
+        """Give demand to partitions in turn and in equal shares, up to the limit."""
         if self._is_pumping or self.is_closed:
             return
         self._is_pumping = True
@@ -142,7 +145,7 @@ class PartitionedConsumer:
             while self._hinted and self._room > 0:
                 count = len(
                     self._hinted
-                )  # who has more is back at the end before the round is over
+                )  # a partition with more is appended again before the round ends
                 share = max(self._room // count, 1)
                 for _ in range(count):
                     if self._hinted and self._room > 0:
@@ -154,7 +157,7 @@ class PartitionedConsumer:
 
     @property
     def _room(self) -> int:
-        """How many deliveries more may be asked for."""
+        """Remaining demand that may be given."""
         return self._limit - self._delivered - self._open
 
     def _is_drained(self) -> bool:
@@ -163,7 +166,7 @@ class PartitionedConsumer:
         return not self._hinted and not any(part.is_pending for part in self._parts)
 
     def _end_drain(self) -> None:
-        """Answer a drain; the limit falls to what was delivered."""
+        """Answer a drain; the limit falls to the number of deliveries."""
         if self._drain_timer is not None:
             self._drain_timer.cancel()
             self._drain_timer = None
@@ -176,7 +179,7 @@ class PartitionedConsumer:
 class _Part:
     """The consumer in one partition; a delivery sink of its host.
 
-    `_life` counts registrations, so that answers of an earlier one are known as such.
+    `_life` counts registrations, so that replies to an earlier one are recognized.
     """
 
     __slots__ = (
@@ -195,16 +198,16 @@ class _Part:
         self._owner = owner
         self.host = host
         self._life = 0
-        self._delivered = 0  # as the partition counts
-        self._asked = 0  # of what it was asked for, what it has not delivered
+        self._delivered = 0  # as counted by the partition
+        self._asked = 0  # demand that it has not met
         self._hint = 0
-        self._is_armed = False  # whether the partition will tell when it has messages
+        self._is_armed = False  # True if the partition will report that it has messages
         self._is_asking = False
         self._is_queued = False
 
     @property
     def is_pending(self) -> bool:
-        """Whether it may have messages at once that nobody has heard of."""
+        """True if it may have messages that it has not reported yet."""
         return self._is_asking or (not self._is_armed and self.host.trouble is None)
 
     def register(self) -> None:
@@ -216,7 +219,7 @@ class _Part:
             self._arm(life)
 
     def _arm(self, life: int) -> None:
-        """Have the partition tell when it has messages."""
+        """Request a hint when the partition has messages."""
         if life == self._life:
             arm = SetDemand(self._owner.command.consumer_id, 0, wants_hint=True)
             self.host.submit(arm, lambda reply: self._armed(life, reply))
@@ -226,7 +229,7 @@ class _Part:
         self.host.unregister_sink(self._owner.command.consumer_id)
 
     def ask(self, most: int) -> None:
-        """Take what the partition has, at most so much; it tells when it has more."""
+        """Give demand for at most `most` messages, and request a hint when there are more."""
         self._is_queued = False
         count = min(self._hint, most)
         self._hint = 0
@@ -262,16 +265,16 @@ class _Part:
             asyncio.get_running_loop().call_later(RETRY_S, self._arm, life)
 
     def _answered(self, life: int, count: int, reply: DemandSet | Refused) -> None:
-        """What the partition could not give is free for others."""
+        """Make unmet demand available to other partitions."""
         if life != self._life:
             return
         is_fruitless = self._asked == count
         self._owner.promise(-self._asked)
         self._asked = 0
         self._is_asking = False
-        if isinstance(reply, Refused):  # a read failed: it still has what it said
+        if isinstance(reply, Refused):  # a read failed: the announced messages are still there
             self._later(count)
-        elif self._hint and is_fruitless:  # no busy loop about what cannot be had just now
+        elif self._hint and is_fruitless:  # no busy loop while the messages cannot be read
             self._later(self._hint)
         elif self._hint:
             self._queue()
@@ -306,13 +309,13 @@ class _Part:
             self._queue()
 
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
-        """Not for consumers without a session."""
+        """Never called for consumers without a session."""
 
     def ended(self, refusal: Refusal) -> None:
         self._owner.ended(refusal)
 
     def reset(self) -> None:
-        """The partition forgot the consumer: begin again there, others do not notice."""
+        """Register again in a partition that was reloaded; others are not affected."""
         self._life += 1
         self._owner.promise(-self._asked)
         self._delivered = self._asked = self._hint = 0
@@ -326,10 +329,10 @@ class _Part:
 
 
 class SessionSeeker:
-    """Asks every partition for its next session; the first grant wins, the others are withdrawn.
+    """Requests the next session from every partition; the first grant wins, others are withdrawn.
 
     The losers are withdrawn before the winner is notified, in the same step, so that the receiver
-    never holds two sessions. A session a loser was granted meanwhile is free again at once.
+    never holds two sessions. A session that was granted to a loser meanwhile is released at once.
     """
 
     def __init__(
@@ -341,10 +344,10 @@ class SessionSeeker:
         on_lost: Callable[[Refusal], None],
         first: int,
     ) -> None:
-        """Prepare; `first` is where the round begins, so that no partition is always served last.
+        """`first`: the partition at which the round begins, so that none is always served last.
 
-        `on_found` gets host, session and the end of its lock. `on_lost` gets a refusal that comes
-        after the reply.
+        `on_found` gets host, session and the end of its lock. `on_lost` gets a refusal after the
+        reply.
         """
         self.command = command
         self._on_reply: OnReply[Done] | None = on_reply
@@ -357,11 +360,11 @@ class SessionSeeker:
     def start(self) -> None:
         for seeker in self._seekers:
             seeker.ask()
-            if self._is_over:  # an idle partition answers while it is asked
+            if self._is_over:  # an idle partition replies before `submit` returns
                 return
 
     def withdraw(self) -> None:
-        """Stop asking; sessions granted from now on are free again at once."""
+        """Stop requesting; sessions granted from now on are released at once."""
         self._stop(None)
         self._answer(Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
 
@@ -377,7 +380,9 @@ class SessionSeeker:
         self._answer(Done())
 
     def answered(self, reply: Done | Refused) -> None:
-        """Report the first decisive answer; none is while a partition may still come back."""
+        """Report the first decisive answer; there is none while a partition may become
+        available.
+        """
         if self._is_over:
             return
         if isinstance(reply, Refused):
@@ -404,7 +409,7 @@ class SessionSeeker:
 
 
 class _Seeker:
-    """The wish for a session in one partition; a delivery sink of its host until it is granted."""
+    """The request for a session in one partition; a delivery sink of its host until the grant."""
 
     __slots__ = ("_is_asked", "_life", "_owner", "host", "is_away")
 
@@ -448,10 +453,10 @@ class _Seeker:
             self._owner.found(self, session_id, locked_until_ms)
 
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Not before the session is granted and demand was set."""
+        """Never called before the session is granted and demand is set."""
 
     def available(self, count: int) -> None:
-        """Not asked for."""
+        """Never called: hints are not requested."""
 
     def ended(self, refusal: Refusal) -> None:
         self._life += 1
@@ -459,7 +464,7 @@ class _Seeker:
         self._owner.answered(Refused(refusal))
 
     def reset(self) -> None:
-        """The partition forgot the wish: ask again."""
+        """Repeat the request after a reload of the partition."""
         self._life += 1
         if not self._owner.is_over:
             self.ask()

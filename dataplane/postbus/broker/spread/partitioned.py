@@ -1,9 +1,9 @@
-"""Entities that live in every partition: execution of commands over all of them.
+"""Execution of commands on entities that are spread over all partitions.
 
-The edge submits the same commands as for any other entity; here they are sent to the partition
-they belong to (by key, lock token, sequence number or session), or to several, and the replies
-become one. Nothing is stored here. What has no key goes to healthy partitions in turn, and to
-another one when the first certainly did not store it (ADR 2).
+The edge submits the same commands as for any other entity; here they are sent to their partition
+(by key, lock token, sequence number or session), or to several, and the replies are merged. Nothing
+is stored here. Messages without key go to healthy partitions in turn, and to another one if the
+first certainly did not store them (ADR 2).
 """
 
 from __future__ import annotations
@@ -88,11 +88,12 @@ from postbus.entity.commands import (
 )
 
 BURST: Final = 64
-"""Messages without key that go to one partition together: group commit needs it (ADR 24)."""
+"""Maximum number of messages without key that go to one partition together, for group commit (ADR
+24)."""
 
 REPEAT_S: Final = 0.1
 REPEATS: Final = 20
-"""How often a settlement is repeated whose read failed; then its lock has to expire."""
+"""Maximum number of repetitions of a settlement whose read failed; after that its lock expires."""
 
 TWO_KEYS: Final = Refused(
     Refusal.NOT_ALLOWED, "InvalidOperation: the partition key differs from the session id."
@@ -108,10 +109,10 @@ GONE: Final = Refused(Refusal.LOCK_LOST)
 
 
 class PartitionedEntities:
-    """Does for commands of partitioned entities what a host does for all others."""
+    """Executes commands of partitioned entities, as a host does for all others."""
 
     def __init__(self, hosts: Sequence[Host], detects_duplicates: Callable[[int], bool]) -> None:
-        """Take the partitions in order; `detects_duplicates` of an entity's number."""
+        """`hosts`: in order of partition id; `detects_duplicates`: of an entity by its number."""
         self._hosts = hosts
         self._detects_duplicates = detects_duplicates
         self._next = itertools.cycle(range(len(hosts)))
@@ -136,7 +137,7 @@ class PartitionedEntities:
             host.unregister_sink(consumer_id)
 
     def submit(self, command: Command, on_reply: OnReply[Any] | None = None) -> None:
-        """Apply a command in the partitions it concerns; `on_reply` is called once."""
+        """Apply a command in its partitions; `on_reply` is called once."""
         answer = _ignore if on_reply is None else on_reply
         match command:
             case Enqueue():
@@ -193,7 +194,9 @@ class PartitionedEntities:
     def submit_anywhere(
         self, command: Enqueue | Transact, on_reply: OnReply[Any] | None = None
     ) -> None:
-        """Let one healthy partition do it, in turn; another one when it certainly did not."""
+        """Send to one healthy partition in turn, and to another one if it certainly did not apply
+        it.
+        """
         answer = _ignore if on_reply is None else on_reply
         AnywhereSend(self._in_turn(), command, answer).go_on()
 
@@ -229,15 +232,15 @@ class PartitionedEntities:
         host = self._host_of_key(key)
         refused = away(host)
         if refused is not None:
-            answer(refused)  # at once: other messages of the same burst wait for this answer
+            answer(refused)  # at once: other messages of the same burst wait for this reply
         else:
             host.submit(command, answer)
 
     def _reserve(self, command: ReserveNumbers, answer: OnReply[Enqueued]) -> None:
-        """Take numbers of the partition of the messages, which have one key."""
+        """Reserve sequence numbers in the partition of the messages, which have one key."""
         detects = self._detects_duplicates(command.entity_no)
         key = key_of(command.messages[0], detects_duplicates=detects)
-        assert key is not None, "a transaction takes no message without a key"
+        assert key is not None, "a message without a key cannot be sent in a transaction"
         self._host_of_key(key).submit(command, answer)
 
     def _enqueue_each(
@@ -247,7 +250,7 @@ class PartitionedEntities:
         wrong: list[int],
         answer: OnReply[Enqueued],
     ) -> None:
-        """Send each message where it belongs; those without key go in bursts."""
+        """Send each message to its partition; those without key go in bursts."""
         messages = command.messages
         count = len(self._hosts)
         keyless = [index for index, key in enumerate(keys) if key is None]
@@ -265,7 +268,7 @@ class PartitionedEntities:
             self._enqueue_together(part, key, merged.taking(indexes))
 
     def _in_turn(self) -> list[Host]:
-        """Return the partitions from the next one on, those that can store something first.
+        """Return the partitions from the next one on, available ones first.
 
         A partition that is being loaded is a last resort: it may take as long as its store.
         """
@@ -278,7 +281,9 @@ class PartitionedEntities:
     # --- settling -------------------------------------------------------------------------------
 
     def _settle(self, command: Settle | CheckLocks, answer: OnReply[Settled]) -> None:
-        """Settle by token; the parts are independent, a part that fails counts as lost."""
+        """Settle by lock token; the parts are independent, and the locks of a failed part count as
+        lost.
+        """
         tokens = command.lock_tokens
         places = split([partition_of_token(token) for token in tokens])
         if not places:
@@ -288,7 +293,7 @@ class PartitionedEntities:
             host = self._host_of(next(iter(places)))
             if host is not None and host.is_loaded:
                 host.submit(command, answer)
-            else:  # no lock outlives a reload
+            else:  # no lock survives a reload
                 answer(Settled(list(range(len(tokens)))))
             return
         merged = MergedSettlement(len(places), answer)
@@ -303,7 +308,7 @@ class PartitionedEntities:
         answer: OnReply[Settled],
         repeats: int,
     ) -> None:
-        """Repeat failed reads: the client cannot, because it gets one answer for all parts."""
+        """Repeat failed reads: the client cannot, because it gets one reply for all parts."""
         host = self._host_of(partition_id)
         if host is None or not host.is_loaded:
             answer(GONE)
@@ -321,7 +326,7 @@ class PartitionedEntities:
         host.submit(part, take)
 
     def _renew(self, command: RenewLocks, answer: OnReply[LocksRenewed]) -> None:
-        """Renew all or none as far as one partition goes; what others renewed stays renewed."""
+        """Renew all or none within a partition; locks renewed in other partitions stay renewed."""
         tokens = command.lock_tokens
         places = split([partition_of_token(token) for token in tokens])
         parts: list[tuple[Host, RenewLocks]] = []
@@ -408,7 +413,7 @@ class PartitionedEntities:
         self._sinks.pop(consumer_id, None)
 
     def _list_sessions(self, command: ListSessions, answer: OnReply[SessionsListed]) -> None:
-        """Merge the lists of all partitions; one that cannot be asked fails the request."""
+        """Merge the lists of all partitions; an unavailable one fails the request."""
         part = replace(command, skip=0, top=command.skip + command.top)
 
         def take(replies: list[SessionsListed | Refused]) -> None:
@@ -426,7 +431,7 @@ class PartitionedEntities:
     # --- by number ------------------------------------------------------------------------------
 
     def _peek(self, command: Peek, answer: OnReply[Peeked]) -> None:
-        """Walk upward from the partition of the number to the first that has messages there."""
+        """Search upwards from the partition of the number for the first with messages."""
         first = max(partition_of_number(command.from_sequence), 0)
         hosts = self._hosts[first:]
         if command.session_id is not None:
@@ -452,9 +457,9 @@ class PartitionedEntities:
     def _receive_deferred(
         self, command: ReceiveDeferred, answer: OnReply[DeferredReceived]
     ) -> None:
-        """Take all or none: what was taken is released if a partition lacks one.
+        """Receive all or none: received messages are released if a partition lacks one.
 
-        Over several partitions a receive-and-delete locks first and completes then.
+        Over several partitions a receive-and-delete locks first and then completes.
         """
         numbers = command.sequence_numbers
         parts = self._by_number(numbers)
@@ -506,7 +511,9 @@ class PartitionedEntities:
         submit_all([(host, replace(locking, sequence_numbers=part)) for host, part in parts], take)
 
     def _by_number(self, numbers: list[int]) -> list[tuple[Host, list[int]]] | None:
-        """Return each partition's numbers, None if one names a partition that does not exist."""
+        """Return partition -> its numbers, None if one belongs to a partition that does not
+        exist.
+        """
         places = split([partition_of_number(number) for number in numbers])
         found: list[tuple[Host, list[int]]] = []
         for partition_id, indexes in places.items():
@@ -526,11 +533,11 @@ class PartitionedEntities:
 
 
 def _ignore(_: object) -> None:
-    """For commands whose reply nobody waits for."""
+    """Ignore a reply."""
 
 
 def _reluctance(host: Host) -> int:
-    """Order partitions by how likely they take a message soon."""
+    """Return a sort key of partitions: those that can store a message soonest come first."""
     if host.status is HostStatus.LOADING:
         return 1 if host.trouble is None else 3
     return 2 if host.is_full else 0

@@ -1,4 +1,4 @@
-"""Commands on their way through several partitions, and one reply made of many."""
+"""Commands that pass several partitions, and merged replies."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from postbus.entity.commands import (
 )
 
 ELSEWHERE: Final = frozenset({Refusal.NOT_APPLIED, Refusal.STORE_FULL, Refusal.BUSY})
-"""Refusals after which a message without key is tried in another partition: it was not stored."""
+"""Refusals after which a message without key is sent to another partition: it was not stored."""
 
 
 def away(host: Host) -> Refused | None:
-    """Return why a partition cannot answer, None for one that can or is only being loaded."""
+    """Return why a partition is unavailable; None if it is available or just being loaded."""
     if host.status is not HostStatus.LOADING or host.trouble is None:
         return None
     return Refused(Refusal.NOT_APPLIED, f"partition {host.partition_id} {host.trouble}")
@@ -53,7 +53,7 @@ def submit_all(
 
 
 class AnywhereSend:
-    """Messages without key on their way to the first partition that takes them."""
+    """Messages without key on their way to the first partition that accepts them."""
 
     __slots__ = ("_answer", "_command", "_hosts")
 
@@ -71,7 +71,7 @@ class AnywhereSend:
         next(self._hosts).submit(self._command, self._take)
 
     def _take(self, reply: Enqueued | Transacted | Refused) -> None:
-        """Try the next partition; answer with the last refusal when none is left."""
+        """Try the next partition; answer with the last refusal if none is left."""
         if type(reply) is Refused and reply.refusal in ELSEWHERE:
             host = next(self._hosts, None)
             if host is not None:
@@ -81,7 +81,7 @@ class AnywhereSend:
 
 
 class MergedSend:
-    """Makes one reply of those of several partitions, in the order of the messages."""
+    """Merges the replies of several partitions, in the order of the messages."""
 
     __slots__ = ("_answer", "_left", "_numbers", "_refusals")
 
@@ -109,7 +109,7 @@ class MergedSend:
 
 
 class MergedSettlement:
-    """Makes one reply of those of several partitions."""
+    """Merges the replies of several partitions."""
 
     __slots__ = ("_answer", "_left", "_lost", "_refused", "_settled_count")
 
@@ -142,7 +142,7 @@ class MergedSettlement:
 
 
 class Walk:
-    """A peek on its way up the partitions."""
+    """A peek over partitions in rising order."""
 
     __slots__ = ("_answer", "_answered_count", "_command", "_hosts", "_refused")
 
@@ -160,7 +160,7 @@ class Walk:
             if refused is not None:
                 self._refused = refused
                 continue
-            host.submit(self._command, self._take)  # its numbers are all above earlier ones
+            host.submit(self._command, self._take)  # its numbers are above earlier ones
             return
         if self._refused is not None and not self._answered_count:
             self._answer(self._refused)

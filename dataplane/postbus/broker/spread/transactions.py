@@ -1,7 +1,8 @@
-"""Transactions: checks of their messages, and selection of their partition.
+"""Transactions: checks of their messages, and choice of their partition.
 
-Pure. On a partitioned entity all messages of a transaction have one key, for it commits in one
-partition (S189-S198). What is sent elsewhere goes through the outbox of that partition (ADR 21).
+Pure. On a partitioned entity all messages of a transaction have one key, since it commits in one
+partition (S189-S198). Messages to other partitions go through the outbox of that partition (ADR
+21).
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ SEVERAL_PARTITIONS: Final = Refused(
 def check_transaction_send(
     address: Address, envelope: Envelope, first_key: bytes | None
 ) -> Refused | bytes | None:
-    """Return the key that later messages of the transaction must have, or why this one may not.
+    """Return the key that later messages of the transaction must have, or the refusal of this one.
 
-    `first_key` is what the call for the message before returned, None for the first one. Entities
-    that are not partitioned allow any keys (S199) and return it as it was.
+    `first_key`: result for the previous message, None for the first one. Entities that are not
+    partitioned allow any keys (S199) and leave it unchanged.
     """
     if address.requires_session and envelope.session_id is None:
         return NO_SESSION
@@ -77,11 +78,11 @@ def detects_duplicates(address: Address) -> bool:
 def place_transaction(
     command: Transact, find: Callable[[int], Address | None], partition_count: int
 ) -> tuple[int, Transact] | Refused:
-    """Return the partition of a transaction and what it is to do there.
+    """Return the partition of a transaction and its commands there.
 
-    The partition of the settlements, else that of the first message: by its key, or its entity's
-    home; SPREAD when any will do. A message for another partition is sent by way of an entity of
-    this one. `find` returns the entity of a number; a message for one that is gone stays.
+    The partition of the settlements, else of the first message: by its key, or its entity's home;
+    SPREAD if any is valid. A message for another partition is forwarded by an entity of this one.
+    `find` returns the entity of a number; a message for a deleted one is not moved.
     """
     settled = {
         partition_of_token(token)
@@ -114,12 +115,12 @@ def place_transaction(
 
 
 def _place(command: Enqueue, address: Address | None, partition_count: int) -> int:
-    """Return the partition of the first message, SPREAD when any will do."""
+    """Return the partition of the first message, SPREAD if any is valid."""
     if address is None or not address.is_partitioned:
         return SPREAD if address is None else address.partition_id
     for envelope in command.messages:
         key = key_of(envelope, detects_duplicates=detects_duplicates(address))
-        if command.via is not None:  # its own key places it where it goes in the end
+        if command.via is not None:  # its own key places it at its destination
             key = envelope.via_partition_key or key
         if key is not None:
             return partition_of_key(key, partition_count)
