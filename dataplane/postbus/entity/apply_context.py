@@ -26,7 +26,8 @@ from postbus.rules.steps import APPLY_STEPS, StepPool
 OnTime: TypeAlias = Callable[[], None]
 
 MAINTENANCE_LIMIT: Final = 1_000
-"""Messages one apply may expire, activate or delete besides what a client asked for (ADR 20)."""
+"""Maximum number of messages that an apply may expire, activate or delete beside its command (ADR
+20)."""
 
 OUTSTANDING_MS: Final = 100
 """After this time an acquisition that is neither settled nor returned is journalled (ADR 19)."""
@@ -39,13 +40,13 @@ DONE: Final = Done()
 
 
 class SubQueueMemory(Protocol):
-    """The memory of a sub-queue, as the others of its partition know it."""
+    """The memory of a sub-queue, as others in its partition see it."""
 
     def make_room(self, wanted_bytes: int) -> None:
         """Unload messages without a waiting receiver, unless there is enough room."""
 
     def unrecorded(self) -> Iterator[tuple[QueuedMessage, int]]:
-        """Yield messages with attempts the tables do not know, and the attempts."""
+        """Yield messages with unrecorded attempts, and the attempts."""
 
 
 class ApplyContext:
@@ -88,14 +89,14 @@ class ApplyContext:
     ) -> None:
         self.random = random
         self.token_suffix = token_suffix
-        self.first_key = first_key  # keys from here on were made in this life of the partition
+        self.first_key = first_key  # keys from here on were assigned in this life of the partition
         self.next_key = first_key
         self.window = window
         self.limits = limits
         self._traffic = traffic
         self.now_ms = 0
         self.committed_ms = 0
-        self.backdated_ms = 0  # when a message was stored last that counts as enqueued before
+        self.backdated_ms = 0  # time of the last store of a message that counts as enqueued earlier
         self.allowance = MAINTENANCE_LIMIT
         self.is_checked = False  # what is enqueued passed the quota with its transaction
         self.steps = StepPool()
@@ -142,8 +143,8 @@ class ApplyContext:
         )
 
     def note_change(self, row_key: int, section: bytes) -> None:
-        """Keep changed application properties until their commit is over, and every read that
-        began before: a row that is read meanwhile does not show them.
+        """Keep changed application properties until their commit, and reads that began before it,
+        have ended: rows that are read meanwhile do not have them.
         """
         changed = self._changed
         changed.pop(row_key, None)
@@ -158,7 +159,7 @@ class ApplyContext:
             del changed[next(iter(changed))]
 
     def _look_at_changes(self) -> None:
-        """Forget changes when no others come: they may be of 64 KiB each."""
+        """Forget changes if no others follow: they may have 64 KiB each."""
         self._is_watching_changes = False
         self._forget_changes()
         if self._changed:
@@ -170,7 +171,7 @@ class ApplyContext:
             self.set_timer(self.now_ms + READING_MS + 1, self._look_at_changes)
 
     def as_changed(self, row_key: int, envelope: Envelope) -> Envelope:
-        """Return a message as read, with changed properties that its row may not show yet."""
+        """Return a message as read, with changed properties that its row may not have yet."""
         found = self._changed.get(row_key) if self._changed else None
         return envelope if found is None else with_properties(envelope, found[1])
 
@@ -193,7 +194,7 @@ class ApplyContext:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When the next Tick has something to do."""
+        """Time of the next Tick with work to do."""
         if self.resumed:
             return self.now_ms
         deadline_ms = self.timers[0][0] if self.timers else None
@@ -206,10 +207,10 @@ class ApplyContext:
     # --- delivery counts --------------------------------------------------------------------------
 
     def record_outstanding(self) -> None:
-        """Journal first deliveries that stay out (ADR 19).
+        """Journal first deliveries that are outstanding (ADR 19).
 
-        When the oldest has waited long enough, all that waited half as long go along: one commit
-        every 50 ms at most, and still nothing waits longer than promised.
+        When the oldest is due, those that have waited half as long are journalled too: at most one
+        commit every 50 ms, and none waits longer than promised.
         """
         outstanding, now_ms = self.outstanding, self.now_ms
         if not outstanding or now_ms - outstanding[0][0] < OUTSTANDING_MS:
@@ -227,7 +228,7 @@ class ApplyContext:
             self.outcome.mutations.append(RecordAcquired(row_keys, attempts))
 
     def record(self, message: QueuedMessage, attempts: int) -> None:
-        """Journal the attempts of one message unless the tables have them so."""
+        """Journal the attempts of a message unless the tables have them."""
         if message.recorded != attempts:
             message.recorded = attempts
             self.outcome.mutations.append(RecordAcquired([message.row_key], [attempts]))

@@ -1,8 +1,8 @@
 """Finding messages of a sub-queue by their numbers, and taking them out of its order.
 
-Nothing else of the sub-queue changes: no place, no delivery count, no lock of another message.
-Memory decides what exists, as everywhere; rows are read (`Needs`) for what only they know: the
-number of a dead letter, the session of a message, the size of one that is not loaded.
+Other messages of the sub-queue do not change. Memory decides what exists; rows are read (`Needs`)
+for data that is not in memory: the number of a dead letter, the session of a message, the size of
+one that is not loaded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ UNSTORED: Final = Refused(Refusal.BUSY, "the message is being stored")
 
 
 class Choice(NamedTuple):
-    """A message that may be taken. `place` is a sub-queue or a session.
+    """A message that may be removed. `place` is a sub-queue or a session.
 
-    `message` is None where memory knows the key only; then `row` is there.
+    `message` is None if only its key is in memory; then `row` is set.
     """
 
     number: int
@@ -51,13 +51,13 @@ class Choice(NamedTuple):
         if self.row is None:
             return None
         section = self.place.deferred_sections.get(self.row_key)
-        if section is not None:  # the row may not show the patch yet
+        if section is not None:  # the row may not have the patch yet
             return with_properties(self.row.envelope, section)
         return self.place.context.as_changed(self.row_key, self.row.envelope)
 
 
 class Chosen(NamedTuple):
-    """Result of a search: messages in the order asked for, refusals, and numbers left for later.
+    """Result of a search: messages in the requested order, refusals, and numbers left for later.
 
     `places` were looked at; `rest` them when the messages are taken.
     """
@@ -144,7 +144,7 @@ def _locate(
 
 
 def take(choices: Sequence[Choice], how: Settling) -> None:
-    """Remove messages for good, by the commit of this outcome."""
+    """Delete messages with the commit of this outcome."""
     places: dict[SubQueueState, list[Choice]] = {}
     for choice in choices:
         places.setdefault(choice.place, []).append(choice)

@@ -1,7 +1,7 @@
 """Commands to a partition, and its replies.
 
-Commands are imperatives, replies are facts the host releases after the commit. Everything here is
-plain data: edge, host and a peer stream carry it, only `partition_state` interprets it. Commands
+Commands are imperatives, replies are facts that the host releases after the commit. Everything here
+is plain data: edge, host and a peer stream carry it, only `partition_state` interprets it. Commands
 are vectors where the message path needs it: one `Enqueue` or `Settle` holds a burst of one link.
 """
 
@@ -17,7 +17,7 @@ from postbus.message.envelope import Envelope
 
 
 class SubQueue(IntEnum):
-    """Where a message of an entity lies; the value is stored with each block of row keys."""
+    """Sub-queues of an entity; the value is stored with each block of row keys."""
 
     ACTIVE = 0
     DEAD_LETTER = 1
@@ -27,7 +27,7 @@ class SubQueue(IntEnum):
 
 
 class ReceiveMode(IntEnum):
-    """How a consumer takes messages."""
+    """Receive modes of consumers."""
 
     PEEK_LOCK = 0
     RECEIVE_AND_DELETE = 1
@@ -73,9 +73,9 @@ class Refusal(Enum):
     PUBLISH_TOO_LARGE = "publish-too-large"
     ALREADY_EXISTS = "already-exists"
     MESSAGE_NOT_FOUND = "message-not-found"
-    MESSAGE_LOCKED = "message-locked"  # chosen by hand while a receiver has it
+    MESSAGE_LOCKED = "message-locked"  # selected by an operator while a receiver has it
     NOT_ALLOWED = "not-allowed"
-    CONFLICT = "conflict"  # the definition is not of the version that was expected
+    CONFLICT = "conflict"  # the definition does not have the expected version
     NOT_EMPTY = "not-empty"  # an entity that is to be deleted if empty
     NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (ADR 2)
     UNKNOWN = "unknown"  # the commit's result is not known (ADR 2)
@@ -86,12 +86,12 @@ class Refusal(Enum):
 
 
 class StoredRow(NamedTuple):
-    """One row of `message` with what the side tables say of it.
+    """A row of `message` with its columns in side tables.
 
-    `sequence` is the number of `kept` or `due`, None in ACTIVE, where the block gives it.
+    `sequence` is the number in `kept` or `due`, None in ACTIVE, where the block determines it.
     `delivery_count` is the greatest of `kept`, `patch` and 0; the attempts of `acquired` are in
-    memory. The patch's application properties are already folded into the envelope. `death` is
-    None of what is no dead letter, or died before deaths were recorded.
+    memory. The patch's application properties are already folded into the envelope. `death` is None
+    for other messages, and for dead letters from before deaths were recorded.
     """
 
     row_key: int
@@ -108,7 +108,7 @@ class StoredRow(NamedTuple):
 
 @dataclass(slots=True)
 class Refused:
-    """The whole command was refused. `detail` completes the sentence a human reads."""
+    """The whole command was refused. `detail` completes the message for people."""
 
     refusal: Refusal
     detail: str = ""
@@ -160,8 +160,8 @@ class MessagesDeleted:
 class MessagesHandled:
     """Results for messages selected by number.
 
-    `done`: number -> the one it has where it went, 0 where it has none yet or no more. `left`: not
-    looked at, to be asked for again, because they are large.
+    `done`: number -> its number at the target, 0 if it has none. `left`: numbers to request again,
+    not examined because messages are large.
     """
 
     done: dict[int, int]
@@ -254,7 +254,7 @@ class Delivery(NamedTuple):
     sequence: int
     enqueued_ms: int
     delivery_count: int  # earlier failed deliveries, 0 on the first
-    ttl_ms: int | None  # the effective one, None when the message never expires
+    ttl_ms: int | None  # the effective one, None if the message never expires
     envelope: Envelope
 
 
@@ -271,18 +271,18 @@ class Expects(Generic[R_co]):
 
 
 OnReply: TypeAlias = Callable[[R | Refused], None]
-"""Called once with the reply to a command, by the event loop. It may be called before the function
-returns that was given the command: a caller sets its own state before it submits one."""
+"""Called once with the reply to a command, on the event loop, perhaps before the submitting
+function returns: a caller sets its own state before it submits a command."""
 
 
 @dataclass(slots=True)
 class Enqueue(Expects[Enqueued]):
     """Store messages in order. `is_atomic`: all or none (a batch); else each for itself.
 
-    `via`: name of the entity they go to in the end, through this one's outbox (send-via); None
-    stores them here. Only inside a `Transact`. `is_resent`: they were here before and are sent
-    again by hand, so that none of them is a duplicate, and a subscription takes its own.
-    `numbers`: of messages that are scheduled, reserved before. Only inside a `Transact`.
+    `via`: name of their target, reached through this entity's outbox (send-via); None stores them
+    here. Only inside a `Transact`. `is_resent`: an operator resends them, so that none is a
+    duplicate, and a subscription accepts its own. `numbers`: reserved numbers of scheduled
+    messages. Only inside a `Transact`.
     """
 
     entity_no: int
@@ -297,7 +297,7 @@ class Enqueue(Expects[Enqueued]):
 class ReserveNumbers(Expects[Enqueued]):
     """Reserve numbers for messages that a transaction schedules.
 
-    Nothing is stored; the numbers are theirs, whether the transaction commits or not.
+    Nothing is stored; the numbers stay used if the transaction does not commit.
     """
 
     entity_no: int
@@ -311,18 +311,17 @@ class CancelScheduled(Expects[Cancelled]):
 
 
 class Receiver(NamedTuple):
-    """A receiver, as people know it: the name of its link and its network address."""
+    """A receiver as shown to people: the name of its link and its network address."""
 
     link: str
     client: str
 
 
 class Death(NamedTuple):
-    """How a message became a dead letter.
+    """The circumstances in which a message became a dead letter.
 
-    `deliveries`: how often it was handed out until then. `receiver`: who had it when it died, None
-    where nobody had: it expired, a filter failed, a forward was refused, a lock was lost with the
-    broker.
+    `deliveries`: number of deliveries until then. `receiver`: its last receiver, None if it had
+    none: it expired, a filter failed, a forward was refused, a lock was lost with the broker.
     """
 
     at_ms: int
@@ -360,9 +359,9 @@ class AcceptSession(Expects[Done]):
 class SetDemand(Expects[DemandSet]):
     """Allow deliveries up to `limit`, counted since the consumer was added (absolute, ADR 24).
 
-    `is_drain`: hand out what is available up to `limit`, then lower the limit to what was
-    delivered; the reply `DemandSet` follows those deliveries. `wants_hint`: when the limit is used
-    up and messages are available, now or later, tell so once by the effect `Available`.
+    `is_drain`: deliver available messages up to `limit`, then lower the limit to the number of
+    deliveries; the reply `DemandSet` follows them. `wants_hint`: when the limit is used up and
+    messages are available, now or later, send the effect `Available` once.
     """
 
     consumer_id: int
@@ -375,8 +374,8 @@ class SetDemand(Expects[DemandSet]):
 class RemoveConsumer(Expects[Done]):
     """Forget a receiver. Its locks live on until they expire.
 
-    A session it holds is free at once; what was delivered in it and not settled returns with its
-    count unchanged.
+    A session that it holds is free at once; unsettled messages of it return with their count
+    unchanged.
     """
 
     consumer_id: int
@@ -402,7 +401,7 @@ class Settle(Expects[Settled]):
 
 @dataclass(slots=True)
 class CompleteSessions(Expects[Settled]):
-    """Complete messages of several sessions of an entity: what came on many links at once.
+    """Complete messages of several sessions of an entity, which arrived on several links.
 
     `parts` are session ids with lock tokens. The reply counts its indexes over all tokens.
     """
@@ -422,7 +421,7 @@ class RenewLocks(Expects[LocksRenewed]):
 
 @dataclass(slots=True)
 class LoseLocks(Expects[Done]):
-    """Let every message lock of an entity run out now: a fault for tests."""
+    """End all message locks of an entity now: a fault for tests."""
 
     entity_no: int
 
@@ -462,7 +461,7 @@ class ReceiveDeferred(Expects[DeferredReceived]):
 class DeleteMessages(Expects[MessagesDeleted]):
     """Delete the oldest unlocked messages enqueued at or before an instant (batch delete).
 
-    None: those that are there now.
+    None: those that exist now.
     """
 
     entity_no: int
@@ -483,11 +482,11 @@ class DeleteBySequence(Expects[MessagesHandled]):
 
 @dataclass(frozen=True, slots=True)
 class MessageEdit:
-    """Changes to messages that are sent again; everything else is kept.
+    """Changes to messages that are resent; everything else is kept.
 
     `body` becomes one data section. `fields`: name as in `message_operations.EDITABLE` -> text, or
-    None, which removes it.
-    `properties` are application properties to be set, values as `message.codec` decodes them.
+    None, which removes it. `properties`: application properties to set, values as `message.codec`
+    decodes them.
     """
 
     body: bytes | None = None
@@ -498,10 +497,10 @@ class MessageEdit:
 
 @dataclass(slots=True)
 class ResendBySequence(Expects[MessagesHandled]):
-    """Send dead letters again, by number, in this order; each leaves its queue in that commit.
+    """Resend dead letters, by number, in this order; each leaves its queue in the same commit.
 
     `target_no` names an entity of this partition, `target` one that is reached through the outbox.
-    What a target here refuses stays where it is.
+    Messages that a target here refuses stay where they are.
     """
 
     entity_no: int
@@ -558,7 +557,7 @@ class ListSessions(Expects[SessionsListed]):
 class Transact(Expects[Transacted]):
     """Do all of it in one commit or nothing (ADR 21); refused with the first refusal.
 
-    Every lock named must live; `Refused(LOCK_LOST)` or `SESSION_LOCK_LOST` if one does not.
+    All named locks must be held; `Refused(LOCK_LOST)` or `SESSION_LOCK_LOST` if one does not.
     """
 
     operations: list[Enqueue | Settle]
@@ -566,7 +565,7 @@ class Transact(Expects[Transacted]):
 
 @dataclass(slots=True)
 class CheckLocks(Expects[Settled]):
-    """Ask which locks live, for a settlement that waits in a transaction."""
+    """Check which locks are held, for a settlement that waits in a transaction."""
 
     entity_no: int
     sub_queue: SubQueue
@@ -576,11 +575,11 @@ class CheckLocks(Expects[Settled]):
 
 @dataclass(slots=True)
 class Arrive(Expects[Arrived]):
-    """Store what the outbox of a partition sends to an entity here, each number once.
+    """Store messages from the outbox of a partition for an entity here, each number once.
 
     `numbers` rise and belong to `messages`; numbers at or below the last one stored from that
-    source are skipped. Stops before the first message that is refused. `resent`: those numbers that
-    were sent again by hand.
+    source are skipped. Stops before the first message that is refused. `resent`: numbers of
+    messages that were resent by an operator.
     """
 
     source_partition: int
@@ -592,7 +591,7 @@ class Arrive(Expects[Arrived]):
 
 @dataclass(slots=True)
 class Shipped(Expects[Done]):
-    """The answer to an effect `Ship`: these numbers arrived, or were refused for good."""
+    """The answer to an effect `Ship`: these numbers arrived, or were refused permanently."""
 
     target: str
     arrived: list[int]
@@ -601,7 +600,7 @@ class Shipped(Expects[Done]):
 
 @dataclass(slots=True)
 class Freeze(Expects[Frozen]):
-    """Take no more commands for an entity until it is dropped, thawed or 2 s are over (ADR 27).
+    """Refuse commands for an entity until it is dropped or thawed, for at most 2 s (ADR 27).
 
     `Refused(BUSY)` unless it has been idle. What comes meanwhile is refused as
     busy. `if_empty`: not whether it was used counts, but whether it holds a message, of its own, in
@@ -614,7 +613,7 @@ class Freeze(Expects[Frozen]):
 
 @dataclass(slots=True)
 class Hold(Expects[Frozen]):
-    """Keep an entity frozen until it is dropped or thawed, however long that takes (ADR 27).
+    """Keep an entity frozen until it is dropped or thawed, without a time limit (ADR 27).
 
     `Refused(BUSY)` when it is not frozen any more. `is_decided`: freeze it then,
     for its deletion may be durable and this partition was loaded since.
@@ -634,9 +633,9 @@ class PutEntity(Expects[Done]):
     """Create an entity in this partition or replace its definition.
 
     `topic_no` and `rules` belong to subscriptions; a topic is put before its subscriptions.
-    `is_partitioned`: sequence numbers carry the partition's id, the size limit is a share.
-    `is_retained`: it is deleted for clients, and `properties` say that it takes and gives nothing;
-    its consumers end with ENTITY_NOT_FOUND.
+    `is_partitioned`: sequence numbers contain the partition's id, the size limit is a share.
+    `is_retained`: it is deleted for clients, and disabled in `properties`; its consumers end with
+    ENTITY_NOT_FOUND.
     """
 
     entity_no: int
@@ -660,7 +659,9 @@ class DropEntity(Expects[Done]):
 
 @dataclass(slots=True)
 class SupplyRows(Expects[Done]):
-    """Rows the host read for an effect `Fetch`, in key order. A key without a row is an error."""
+    """Rows that the host read for an effect `Fetch`, in key order. A key without a row is an
+    error.
+    """
 
     entity_no: int
     sub_queue: SubQueue
@@ -669,7 +670,7 @@ class SupplyRows(Expects[Done]):
 
 @dataclass(slots=True)
 class Tick(Expects[Done]):
-    """Time has come: expire locks, activate schedules, journal outstanding acquisitions."""
+    """A timer is due: expire locks, activate schedules, journal outstanding acquisitions."""
 
 
 @dataclass(slots=True)
@@ -678,9 +679,9 @@ class Quiesce(Expects[Done]):
 
 
 MessageCommand: TypeAlias = Enqueue | Transact | Arrive | ResendBySequence
-"""Commands that bring messages: refused while the store is full or behind."""
+"""Commands that store messages: refused while the store is full or behind."""
 SettleCommand: TypeAlias = Settle | CompleteSessions
-"""Commands that settle locked messages; `Transact` holds some too."""
+"""Commands that settle locked messages; `Transact` contains some too."""
 OtherCommand: TypeAlias = (
     CancelScheduled
     | AddConsumer

@@ -12,7 +12,7 @@ from postbus.entity.commands import SubQueue
 class Counts:
     """Exact counts of one entity; `size_bytes` is an estimate after a load (ADR 37).
 
-    `active` includes locked and deferred messages, `transfer` is what waits in the outbox.
+    `active` includes locked and deferred messages, `transfer` counts messages in the outbox.
     `accessed_ms`: time of the last send or receive, 0 when unknown.
     """
 
@@ -26,7 +26,7 @@ class Counts:
 
 
 def count_in(counts: Counts, sub_queue: SubQueue) -> int:
-    """Return how many messages, scheduled ones included, lie in a sub-queue."""
+    """Return the number of messages in a sub-queue, including scheduled ones."""
     match sub_queue:
         case SubQueue.DEAD_LETTER:
             return counts.dead_letter

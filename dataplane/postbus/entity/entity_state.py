@@ -26,7 +26,7 @@ class MovedTo(Protocol):
     def append_key(
         self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
     ) -> None:
-        """Take a message that was moved here; its row is read when a receiver wants it.
+        """Append a message that was moved here; its row is read when a receiver wants it.
 
         `grown_bytes`: what it adds to the size of the entity. `session_id` must be given where
         messages are divided by session.
@@ -78,7 +78,7 @@ class EntityState(ABC):
         self.size_bytes = size_bytes
         self.state_bytes = 0
         self.outbound = 0
-        self.accessed_ms = 0  # when a client sent or received last, as far as this life knows
+        self.accessed_ms = 0  # time of the last send or receive of a client in this life
 
     @abstractmethod
     def sub_queue(self, kind: SubQueue) -> MovedTo:
@@ -91,19 +91,21 @@ class EntityState(ABC):
 
     @abstractmethod
     def keep_state(self, grown_bytes: int) -> bool:
-        """Account for session states that grow or shrink; False when there is no room."""
+        """Account for session states that grow or shrink; return False if there is no room."""
 
     # --- size -------------------------------------------------------------------------------------
 
     @property
     def average_bytes(self) -> int:
-        """Size of the usual message, a guess where rows have not been read."""
+        """Average size of a message, a guess until rows have been read."""
         count = self.message_count
         return self.size_bytes // count if count else 0
 
     @property
     def total_bytes(self) -> int:
-        """Size of what is stored; whatever remains of an empty entity was an estimate's error."""
+        """Size of the stored messages; zero for an empty entity, since the size may be an
+        estimate.
+        """
         return (self.size_bytes if self.message_count else 0) + self.state_bytes
 
     def grow(self, size_bytes: int) -> None:

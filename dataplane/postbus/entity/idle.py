@@ -1,14 +1,13 @@
 """Deletion of unused entities: their last use, and the time when they are idle (ADR 27).
 
-Use is every command of a client, a receiver with credit for as long as it is there, a pending
-scheduled message, one that waits in the outbox, and forwarding. What is published to a topic uses
-the topic only, but what uses a subscription uses its topic too. The time of the last use is written
-coarsely and ahead of itself, so that after a crash an entity seems to have been used later than it
-was, never earlier.
+Uses are commands of clients, receivers with credit, pending scheduled messages, messages in the
+outbox, and forwarding. A publish is a use of the topic only, but a use of a subscription is also
+one of its topic. The time of the last use is recorded coarsely and rounded up, so that after a
+crash an entity appears to have been used later than it was, never earlier.
 
-An entity that shall be deleted only if it is empty is frozen in the same way.
+An entity that is to be deleted only if it is empty is frozen in the same way.
 
-`PartitionState.apply` asks here only while some entity has an `AutoDeleteOnIdle` or is frozen.
+`PartitionState.apply` calls this only while an entity has an `AutoDeleteOnIdle` or is frozen.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from postbus.entity.queues.queue_state import QueueState
 
 FREEZE_MS: Final = 2_000
-"""How long an entity stays frozen unless it is asked again (ADR 27)."""
+"""Time after which an entity thaws unless it is held (ADR 27)."""
 
 NEVER_MS: Final = 1 << 62
 
@@ -58,7 +57,7 @@ REPEAT_MS: Final = 60_000
 
 GRAINS: Final = 10
 LEAST_GRAIN_MS: Final = 60_000
-"""The last use is written when it moved by a tenth of the period, or a minute. Our choice."""
+"""The last use is recorded when it advanced by a tenth of the period, or a minute. Our choice."""
 
 _NO_USE: Final = (
     DropEntity,
@@ -74,7 +73,7 @@ _NO_USE: Final = (
 
 
 class IdleTracker:
-    """The last use of one entity. `recorded_ms`: the tables say it was used until then."""
+    """The last use of one entity. `recorded_ms`: the last use in the tables."""
 
     __slots__ = (
         "_context",
@@ -107,7 +106,7 @@ class IdleTracker:
         return self._context.now_ms >= self.last_used_ms + self.period_ms
 
     def touch(self) -> None:
-        """Note a use at this moment."""
+        """Record a use now."""
         context = self._context
         now_ms = context.now_ms
         self.last_used_ms = max(now_ms, self.last_used_ms)
@@ -151,14 +150,14 @@ class IdleEntities:
     def __init__(self, context: PartitionContext, entities: Mapping[int, QueueState]) -> None:
         self._context = context
         self._entities = entities
-        self._frozen: dict[int, int] = {}  # entity -> when it thaws by itself
-        self._emptied: set[int] = set()  # those of them that hold nothing
+        self._frozen: dict[int, int] = {}  # entity -> time when it thaws
+        self._emptied: set[int] = set()  # those of them that are empty
         self.trackers: dict[int, IdleTracker] = {}
 
     # --- definitions ------------------------------------------------------------------------------
 
     def define(self, entity: QueueState) -> None:
-        """Follow the definition of an entity that was put; that counts as use."""
+        """Apply a new definition of an entity, which counts as use."""
         entity_no = entity.entity_no
         self._melt(entity_no)
         period_ms = entity.properties.auto_delete_on_idle_ms
@@ -171,7 +170,7 @@ class IdleEntities:
         self.touch(entity_no)
 
     def load(self, stored: LoadedEntity) -> None:
-        """Take over an entity of an earlier life."""
+        """Take over a loaded entity."""
         period_ms = stored.properties.auto_delete_on_idle_ms
         if period_ms < MAX_DURATION_MS:
             tracker = IdleTracker(
@@ -181,21 +180,21 @@ class IdleEntities:
             self._context.resumed[tracker.look] = None
 
     def forget(self, entity_no: int) -> None:
-        """An entity is dropped."""
+        """Forget an entity that is dropped."""
         self._melt(entity_no)
         self.trackers.pop(entity_no, None)
 
     # --- use --------------------------------------------------------------------------------------
 
     def touch(self, entity_no: int) -> None:
-        """Note a use of an entity, and of the topic it belongs to."""
+        """Record a use of an entity, and of its topic."""
         for used_no in self._with_topic(entity_no):
             tracker = self.trackers.get(used_no)
             if tracker is not None:
                 tracker.touch()
 
     def note(self, used: list[int], outcome: Outcome) -> None:
-        """Note what a command used, and the deliveries it led to."""
+        """Record the uses by a command and its deliveries."""
         for entity_no in used:
             self.touch(entity_no)
         for effect in outcome.effects:
@@ -203,7 +202,7 @@ class IdleEntities:
                 self.touch(effect.entity_no)
 
     def used_by(self, command: Command) -> list[int]:
-        """Return the entities that a command uses; before it is applied."""
+        """Return the entities that a command uses; called before it is applied."""
         if isinstance(command, _NO_USE):
             return []
         if isinstance(command, Transact):
@@ -216,7 +215,7 @@ class IdleEntities:
         return [command.entity_no]
 
     def is_busy(self, entity_no: int) -> bool:
-        """Return whether an entity is in use without any command."""
+        """Return whether an entity is in use without commands."""
         entity = self._entities[entity_no]
         if len(entity.scheduled) or entity.outbound:
             return True
@@ -236,11 +235,11 @@ class IdleEntities:
 
     @property
     def is_watching(self) -> bool:
-        """Whether commands have to come by here."""
+        """True if commands must be checked here."""
         return bool(self.trackers or self._frozen)
 
     def freeze(self, command: Freeze) -> Reply:
-        """Take no more commands for an entity that is idle, for a while."""
+        """Refuse commands for an idle entity for `FREEZE_MS`."""
         entity_no = command.entity_no
         entity = self._entities.get(entity_no)
         if entity is None:
@@ -261,7 +260,7 @@ class IdleEntities:
     def hold(self, command: Hold) -> Reply:
         """Keep entities frozen until their deletion is confirmed or cancelled.
 
-        A topic goes on: what it gave an empty subscription since then keeps that.
+        A topic is not held: a copy that it stored in an empty subscription since then keeps that.
         """
         entity_no = command.entity_no
         entity = self._entities.get(entity_no)
@@ -285,7 +284,7 @@ class IdleEntities:
         self._emptied.discard(entity_no)
 
     def refusal(self, command: Command, used: list[int]) -> Reply | None:
-        """Return BUSY if the command uses an entity that is frozen, or whose topic is."""
+        """Return BUSY if the command uses an entity that is frozen, or whose topic is frozen."""
         if not self._frozen or isinstance(command, PutEntity | RemoveConsumer):
             return None
         now_ms = self._context.now_ms

@@ -1,4 +1,4 @@
-"""Messages handled by hand: chosen by number, deleted or sent again.
+"""Message operations of operators: messages by number, deleted or resent.
 
 A dead letter that is sent again is removed and stored again by one outcome, and an outcome is one
 commit: there is one of it at any time, whatever crashes. It is stored as a new message is, not
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from postbus.message.envelope import Envelope
 
 MAX_SEQUENCE_NUMBERS: Final = 250
-"""Most messages of one command. Our choice: a commit of 10 ms, between which others have theirs."""
+"""Maximum number of messages of a command. Our choice: a commit of 10 ms, so that others are not
+delayed."""
 
 PARTITION_KEY: Final = "partition_key"
 EDITABLE: Final[dict[str, Field | None]] = {
@@ -62,7 +63,7 @@ EDITABLE: Final[dict[str, Field | None]] = {
     "to": Field.TO,
     PARTITION_KEY: None,
 }
-"""Names of what an edit may set besides body and application properties -> its field."""
+"""Name of a field that an edit may set beside body and application properties -> the field."""
 
 DEAD_LETTER_PROPERTIES: Final = (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION, DEAD_LETTER_SOURCE)
 
@@ -82,9 +83,9 @@ def handle(
     command: DeleteBySequence | ResendBySequence,
     found: Sequence[StoredRow] | None,
 ) -> MessagesHandled | Refused | Needs:
-    """Do what was asked for with each message that can be handled; the others are named.
+    """Handle each message that can be handled; the reply names the others.
 
-    That an entity takes or gives nothing is no reason to refuse, only that it is disabled.
+    An entity that is disabled for sending or receiving is no reason to refuse, only a disabled one.
     """
     entity = entities.get(command.entity_no)
     if entity is None:
@@ -112,7 +113,7 @@ def handle(
 def _delete(
     entity: QueueState, command: DeleteBySequence, found: Sequence[StoredRow] | None
 ) -> MessagesHandled | Needs:
-    """Delete messages by number; those a receiver has stay and are refused."""
+    """Delete messages by number; locked ones stay and are refused."""
     numbers = list(dict.fromkeys(command.sequence_numbers))
     is_main = command.sub_queue is SubQueue.ACTIVE
     scheduled = [number for number in numbers if is_main and number in entity.scheduled]
@@ -138,10 +139,9 @@ def _resend(
     command: ResendBySequence,
     found: Sequence[StoredRow] | None,
 ) -> MessagesHandled | Needs:
-    """Send dead letters again, each for itself; what is refused stays where it is.
+    """Resend dead letters one by one; refused ones stay where they are.
 
-    No id is looked up: within the window a message would be a duplicate of its former self, and
-    lost.
+    Ids are not looked up: within the window a message would be a duplicate of itself, and lost.
     """
     picked = by_sequence.choose(entity, command.sub_queue, command.sequence_numbers, found)
     if isinstance(picked, Needs):
@@ -172,7 +172,7 @@ def _resend(
 def _check(
     entity: QueueState, target: QueueState | None, command: ResendBySequence, choices: list[Choice]
 ) -> tuple[list[tuple[Choice, Envelope]], dict[int, Refused], list[int]]:
-    """Decide about each message; return what is sent, what is refused, what is for later.
+    """Decide about each message; return the accepted, the refused and those left for later.
 
     Each is counted on top of those before it, less what leaves the same accounts.
     """
@@ -204,7 +204,7 @@ def _check(
             if plan and copies > target.publish_limits.max_copies:
                 return plan, refusals, [each.number for each in choices[index:]]
         sent_bytes += envelope.size_bytes
-        if plan and sent_bytes > paging.READ_BYTES:  # an edit made them larger than what was read
+        if plan and sent_bytes > paging.READ_BYTES:  # an edit made them larger
             return plan, refusals, [each.number for each in choices[index:]]
         pending_bytes += envelope.size_bytes - freed_bytes
         plan.append((choice, envelope))
@@ -214,11 +214,11 @@ def _check(
 def _renewed(
     envelope: Envelope, edit: MessageEdit | None, now_ms: int, *, is_home: bool
 ) -> Envelope | Refused:
-    """Return the message as it is sent again: nothing says that it was a dead letter.
+    """Return the message to resend, without traces of having been a dead letter.
 
-    Ids, session and keys stay, and the time to live, which starts again; an expiry that is over is
-    dropped, and so is a scheduled time. Hops are counted from here. `is_home`: it returns to the
-    entity it is from, where its number in the topic still says which message it is.
+    Ids, session and keys stay, and the time to live, which starts again; an expiry in the past and
+    a scheduled time are removed. Hops are counted from here. `is_home`: it returns to the entity it
+    is from, where its number in the topic still says which message it is.
     """
     try:
         draft = MessageDraft(MessageFields(envelope))

@@ -57,7 +57,7 @@ class Numbering:
         self._offsets: list[int] = []
 
     def add_loaded(self, block: ReserveBlock) -> None:
-        """Add a block of an earlier life, in key order; its unused rest stays unused."""
+        """Add a loaded block, in key order; its unused rest stays unused."""
         self._first_keys.append(block.first_key)
         self._offsets.append(block.first_sequence - block.first_key)
 
@@ -87,8 +87,8 @@ class Numbering:
         return row_key + self._offsets[bisect_right(self._first_keys, row_key) - 1]
 
     def key_of(self, sequence: int) -> int | None:
-        """Return the key in ACTIVE that had or would have this number; whether it is there is
-        another matter: a number beyond a block is a key of another sub-queue.
+        """Return the key in ACTIVE that had or would have this number. It may not exist: a number
+        beyond a block is a key of another sub-queue.
         """
         keys = self._first_keys
         if not keys or not keys[0] + self._offsets[0] <= sequence < self.next_sequence:

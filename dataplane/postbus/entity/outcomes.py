@@ -1,8 +1,8 @@
 """Outcomes of commands: effects for the host, mutations for the journal.
 
-Effects are what the host must do once the mutations are durable; mutations are what the tables
-must become. Plain data; only `partition_state` makes it, host and journal read it. Effects and
-mutations are final, so that a chain of `type(x) is …` can end with `assert_never`.
+Effects are actions of the host once the mutations are durable; mutations are changes of the tables.
+Plain data, made by `partition_state` and read by host and journal. Effects and mutations are final,
+so that a chain of `type(x) is …` can end with `assert_never`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from postbus.message.envelope import Envelope
 @final
 @dataclass(slots=True)
 class Deliver:
-    """Hand these to a consumer; entity and sub-queue are named so that they can be given back."""
+    """Deliver messages to a consumer; with entity and sub-queue, so that they can be released."""
 
     consumer_id: int
     entity_no: int
@@ -43,7 +43,7 @@ class EndConsumer:
 @final
 @dataclass(slots=True)
 class Fetch:
-    """Read these rows and hand them back with `SupplyRows`; at most one a sub-queue is open."""
+    """Read these rows and return them with `SupplyRows`; at most one is open for a sub-queue."""
 
     entity_no: int
     sub_queue: SubQueue
@@ -63,7 +63,7 @@ class SessionGranted:
 @final
 @dataclass(slots=True)
 class Available:
-    """Number of messages a consumer could get that asked for a hint; sent once (ADR 24)."""
+    """Number of messages available to a consumer that requested a hint; sent once (ADR 24)."""
 
     consumer_id: int
     count: int
@@ -74,9 +74,9 @@ class Available:
 class Ship:
     """Send these to an entity by name, in order; answered with `Shipped`.
 
-    At most one a target is open; names that differ in case only are one target. `envelopes[i]`
-    None: its row must be read. `sources[i]`: name (UTF-8) of the entity that dead-lettered the
-    message, None when it was not. `resent`: those numbers that were sent again by hand.
+    At most one is open for a target; target names are case-insensitive. `envelopes[i]` None: its
+    row must be read. `sources[i]`: name (UTF-8) of the entity that dead-lettered the message, None
+    when it was not. `resent`: numbers of messages that were resent by an operator.
     """
 
     target: str
@@ -101,7 +101,7 @@ Effect: TypeAlias = Deliver | EndConsumer | Fetch | SessionGranted | Available |
 
 
 class InsertMessage(NamedTuple):
-    """A new row; the only mutation of the hot path besides a plain delete."""
+    """A new row; the only mutation of the hot path beside a plain delete."""
 
     row_key: int
     enqueued_ms: int
@@ -112,8 +112,8 @@ class InsertMessage(NamedTuple):
 class ReserveBlock(NamedTuple):
     """Row keys [first_key, first_key + size) belong to one sub-queue (ADR 15).
 
-    In ACTIVE the key's offset gives the sequence number; elsewhere `first_sequence` is 0 and the
-    number lies in `kept` or `due`.
+    In ACTIVE the key's offset determines the sequence number; elsewhere `first_sequence` is 0 and
+    the number is in `kept` or `due`.
     """
 
     first_key: int
@@ -160,7 +160,7 @@ class MoveMessage(NamedTuple):
 
 
 class Settling(IntEnum):
-    """Why a row that is kept is not live any more; the value is its column."""
+    """Reason why a retained row is no longer live; the value is that of its column."""
 
     COMPLETED = 1
     RECEIVED = 2
@@ -174,7 +174,7 @@ class Settling(IntEnum):
 class SettleRows(NamedTuple):
     """Rows that stay in the tables for the retention of their entity, but are not live (ADR 18).
 
-    Instead of a delete, also for rows whose commit is under way: it only adds rows.
+    Replaces a delete, also for rows whose commit is in flight: it only adds rows.
     """
 
     entity_no: int
@@ -185,7 +185,7 @@ class SettleRows(NamedTuple):
 
 @final
 class PutDue(NamedTuple):
-    """A scheduled row: when it becomes active and the number that names it until then."""
+    """A scheduled row: time of its activation, and its number until then."""
 
     row_key: int
     entity_no: int
@@ -195,7 +195,7 @@ class PutDue(NamedTuple):
 
 @final
 class PutKept(NamedTuple):
-    """A row inserted outside ACTIVE by this outcome: the number that names it there."""
+    """The number of a row that this outcome inserts outside ACTIVE."""
 
     row_key: int
     entity_no: int
@@ -245,7 +245,7 @@ class RecordSize(NamedTuple):
 
 @final
 class RecordUse(NamedTuple):
-    """When an entity was used last, coarsely and never too early (ADR 27)."""
+    """Time of the last use of an entity, coarse and never too early (ADR 27)."""
 
     entity_no: int
     last_used_ms: int
@@ -280,14 +280,14 @@ class ForgetIds(NamedTuple):
 
 @final
 class ShareBody(NamedTuple):
-    """Rows inserted by this outcome that have one body in common: it is stored once (ADR 7)."""
+    """Rows inserted by this outcome that share a body, which is stored once (ADR 7)."""
 
     row_keys: list[int]
 
 
 @final
 class PutOutbound(NamedTuple):
-    """A row of the outbox: where it goes and where it came from.
+    """A row of the outbox: its target and its source.
 
     The row's key is its number. `source_no` and `sequence` name it in the transfer dead-letter
     queue; `is_dead_letter`: it was dead-lettered in its source before. `is_resent`: it was sent
@@ -377,11 +377,11 @@ class Needs:
 
 
 class Found(list[StoredRow]):
-    """The answer to `Needs`: the rows, and what else was asked for.
+    """The answer to `Needs`: rows, session states and seen ids.
 
-    `row_keys`: those that were asked for; one of them without a row is gone, or not stored yet.
-    `states`: (entity_no, session_id) -> state, absent when there is none. `seen`: (entity_no,
-    digest) of ids that were seen.
+    `row_keys`: the requested keys; one without a row was deleted, or is not stored yet. `states`:
+    (entity_no, session_id) -> state, absent when there is none. `seen`: (entity_no, digest) of ids
+    that were seen.
     """
 
     row_keys: frozenset[int]
@@ -400,7 +400,7 @@ class Found(list[StoredRow]):
 
 @dataclass(slots=True)
 class LoadedEntity:
-    """An entity as the tables have it. `size_bytes`: checkpoint scaled to the live count.
+    """An entity in the tables. `size_bytes`: checkpoint scaled to the live count.
 
     `catalog_version`: that of the definition.
     """
@@ -418,7 +418,7 @@ class LoadedEntity:
 
 
 class StoredState(NamedTuple):
-    """When a session's state changed last, and its bytes."""
+    """Time of the last change of a session's state, and its size."""
 
     changed_ms: int
     size_bytes: int
@@ -426,12 +426,12 @@ class StoredState(NamedTuple):
 
 KEYS_OF_A_MS: Final = 1 << 16
 MAX_FIRST_KEY: Final = 1 << 61
-"""Half of what a key has room for: the year 3084, or a clock that was moved by hand."""
+"""Half of the range of keys: the year 3084, or a clock that was set wrong."""
 
 
 @dataclass(slots=True)
 class LoadedPartition:
-    """Everything a partition remembers after a reload; no message bodies.
+    """The state of a partition in the tables, without messages.
 
     `keys`: live row keys of each block's sub-queue in key order, deferred ones included.
     `next_sequence`: entity -> first number never reserved. `deferred`: row key -> number.
@@ -459,10 +459,10 @@ class LoadedPartition:
     inbound: list[PutInbound] = field(default_factory=list)
 
     def begin_at(self, now_ms: int) -> None:
-        """Set the first key above those of all former lives, also of forgotten ones.
+        """Set the first key above those of all former lives, even if their rows are deleted.
 
-        Outboxes and readers by key compare keys with those of former lives. A database that
-        was restored to an earlier moment does not know what it handed out after that; time goes on.
+        Outboxes and readers by key compare keys with those of former lives. A database that was
+        restored to an earlier moment does not know the keys it assigned later, so keys follow time.
         """
         first_key = min(now_ms * KEYS_OF_A_MS, MAX_FIRST_KEY)
         self.next_row_key = max(self.next_row_key, first_key)

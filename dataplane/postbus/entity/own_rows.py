@@ -1,9 +1,9 @@
-"""Rows that one outcome inserts and moves on: they are inserted where they end up.
+"""Rows that one outcome inserts and moves: they are inserted at their destination.
 
-A message may leave in the command that brought it: it has expired already, or our own receiver
-forwards it. One statement makes an outcome durable, and no part of it sees a row that another part
-inserts: the move would find nothing. A row that stays behind is inserted as well, so that each of
-the two has a body of its own. `partition_state` calls it.
+A message may leave in the command that stores it, if it has expired or is forwarded. One statement
+makes an outcome durable, and no part of it sees a row that another part inserts: the move would
+find nothing. A row that stays is inserted as well, so that each of the two has a body of its own.
+`partition_state` calls it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _moved(insert: InsertMessage, move: MoveMessage) -> InsertMessage:
 
 
 def _kept(move: MoveMessage) -> list[PutKept]:
-    """Return the number of a row outside ACTIVE; there the key gives it."""
+    """Return the number of a row outside ACTIVE; in ACTIVE the key determines it."""
     if move.to_sub_queue is SubQueue.ACTIVE:
         return []
     return [

@@ -1,9 +1,9 @@
 """The pure state machine of one partition: `apply(command, now)` returns what must become durable.
 
 Owns the partition's entities, locks, receivers and numbers; the host calls it and does what its
-outcomes say. It knows no clock, no I/O and no log, and it is deterministic: the same commands at
-the same times, the same seed and the same loaded state give the same outcomes. It never looks into
-a message beyond its `Envelope`. A broken invariant raises, and the host loads the partition afresh.
+outcomes say. It has no clock, no I/O and no log, and it is deterministic: the same commands at the
+same times, the same seed and the same loaded state give the same outcomes. It never looks into a
+message beyond its `Envelope`. A broken invariant raises, and the host reloads the partition.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ from postbus.entity.window import Window, WindowBudget
 __all__ = ["Counts", "PartitionState", "WindowBudget"]
 
 PURGE_PAUSE_MS: Final = 10
-"""Time between two chunks of rows of a dropped entity: the journal has other work. Our choice."""
+"""Pause between two chunks of rows of a dropped entity, since the journal has other work. Our
+choice."""
 
 NUMBER_BITS: Final = 48
 """A sequence number of a partitioned entity is `partition_id << 48 | n` (ADR 15)."""
@@ -164,7 +165,7 @@ class PartitionState:
         return self._context.next_deadline_ms
 
     def mark_committed(self, applied_ms: int) -> None:
-        """Note that every outcome up to one with this `applied_ms` is durable; optional."""
+        """Record that every outcome up to one with this `applied_ms` is durable; optional."""
         if applied_ms > self._context.committed_ms:
             self._context.committed_ms = applied_ms
 
@@ -173,7 +174,7 @@ class PartitionState:
         self._context.window.discard()
 
     def counts(self, entity_no: int) -> Counts | None:
-        """Return the counts of an entity, None when the partition does not know it."""
+        """Return the counts of an entity, None if the partition does not have it."""
         entity = self.entities.get(entity_no)
         if entity is None:
             return None
@@ -193,7 +194,7 @@ class PartitionState:
         return 0 if entity is None else entity.active.locked_count
 
     def oldest(self, entity_no: int) -> tuple[int, int | None] | None:
-        """Return row key and enqueued time of the active message that waits longest."""
+        """Return row key and enqueued time of the oldest active message."""
         entity = self.entities.get(entity_no)
         return None if entity is None else entity.active.oldest()
 
@@ -541,7 +542,7 @@ class PartitionState:
             next_sequence = max(loaded.next_sequence.get(stored.entity_no, first), first)
             made = self._add_entity(stored, next_sequence, stored.size_bytes)
             self._idle.load(stored)
-            if stored.entity_no not in self._idle.trackers:  # theirs is ahead of the use
+            if stored.entity_no not in self._idle.trackers:  # theirs is later than the use
                 made.accessed_ms = stored.last_used_ms
         self._load_seen(loaded)
         blocks = sorted(loaded.blocks)

@@ -1,6 +1,7 @@
 """Counters of the entities of a partition, for metrics; a reload keeps them.
 
-The host keeps the counters and lends them to each life of the partition. Nothing decides by them.
+The host keeps the counters and lends them to each life of the partition. No decision depends on
+them.
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from typing import Final
 
 MAX_REASONS: Final = 20
 MAX_REASON_CHARS: Final = 100
-"""Reasons of death that are counted apart for an entity, and the reported length of each. Our
-choice: each is a series, and applications may put anything into them."""
+"""Maximum number of dead-letter reasons that are counted separately for an entity, and their
+reported length. Our choice: each is a series, and applications choose the text."""
 
 UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
-"""Stands for each character that is not printable: metrics are read in terminals, too."""
+"""Replacement of unprintable characters: metrics are read in terminals, too."""
 
 OTHER: Final = "other"
 NO_REASON: Final = "none"
 
 
 class Traffic:
-    """Counters of one entity since the process started; a message that comes again counts again.
+    """Counters of one entity since the process started; repeated deliveries count each time.
 
-    `accepted`: sent to it, scheduled ones included; of a subscription its copies. `delivered` and
-    `completed` are about active messages only. `expired` were dropped, `deaths` counts those that
-    became dead letters by reason: the first `MAX_REASONS` apart, all later ones as `OTHER`.
+    `accepted`: messages sent to it, including scheduled ones; for a subscription its copies.
+    `delivered` and `completed` count active messages only. `expired` were dropped, `deaths` counts
+    dead letters by reason: the first `MAX_REASONS` separately, later ones as `OTHER`.
     """
 
     __slots__ = ("accepted", "completed", "deaths", "delivered", "expired")
@@ -45,7 +46,7 @@ class Traffic:
 
 
 def count_death(deaths: dict[str, int], reason: str, count: int) -> None:
-    """Add to the count of a reason, or to that of all others above the maximum of reasons."""
+    """Add to the count of a reason, or to that of `OTHER` above the maximum number of reasons."""
     if reason not in deaths and len(deaths) >= MAX_REASONS:
         reason = OTHER
     deaths[reason] = deaths.get(reason, 0) + count

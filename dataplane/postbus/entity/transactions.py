@@ -1,7 +1,7 @@
 """Transactions: several operations of one partition in one outcome, all or nothing (ADR 21).
 
-First all of them are checked, each as things would be after those before it, and nothing changes;
-then all are applied, which cannot fail: there is no way back. `partition_state` calls it.
+First all of them are checked, each as if those before it were applied, and nothing changes; then
+all are applied, which cannot fail: there is no rollback. `partition_state` calls it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Settlement:
-    """A settlement that was checked. `envelopes` are put back if others pushed them out."""
+    """A checked settlement. `envelopes` are restored if others unloaded them."""
 
     sub: SubQueueState
     command: Settle
@@ -87,7 +87,7 @@ def transact(
     command: Transact,
     found: Sequence[StoredRow] | None,
 ) -> Transacted | Refused | Needs:
-    """Do all operations or none; the refusal says which one is to blame."""
+    """Do all operations or none; the refusal names the operation that caused it."""
     checked = _Checked()
     for index, operation in enumerate(command.operations):
         entity = entities.get(operation.entity_no)
@@ -108,7 +108,7 @@ def transact(
 def _apply(outbox: Outbox, checked: _Checked, found: Sequence[StoredRow] | None) -> Transacted:
     replies: list[Enqueued | Settled] = []
     for step in checked.steps:
-        if isinstance(step, _Sending):  # so that rules answer as they did in the check
+        if isinstance(step, _Sending):  # so that rules give the same results as in the check
             step.entity.context.steps.left = APPLY_STEPS
     for step in checked.steps:
         if isinstance(step, _Settlement):
@@ -133,7 +133,7 @@ def _apply(outbox: Outbox, checked: _Checked, found: Sequence[StoredRow] | None)
 def answer(
     entities: Mapping[int, QueueState], command: CheckLocks | ReserveNumbers
 ) -> Settled | Enqueued | Refused:
-    """Return what a transaction needs before it commits: lost locks, or reserved numbers."""
+    """Answer a question of a transaction before its commit: lost locks, or reserved numbers."""
     entity = entities.get(command.entity_no)
     if entity is None:
         return Refused(Refusal.ENTITY_NOT_FOUND)
@@ -179,9 +179,9 @@ def _check_send(
 
 
 def _transfer_refusal(entity: QueueState, command: Enqueue, taken_bytes: int) -> Refused | None:
-    """Return a refusal if messages cannot wait in the outbox as those of this entity.
+    """Return a refusal if the outbox cannot store messages of this entity.
 
-    What only the entity they go to can say is found when they arrive there.
+    Refusals of the target are found when they arrive there.
     """
     if entity.properties.status is EntityStatus.DISABLED:
         return Refused(Refusal.ENTITY_DISABLED, entity.name)
@@ -245,7 +245,7 @@ def _named(refused: Refused, index: int) -> Refused:
 
 
 def _shed(checked: _Checked) -> None:
-    """Give back what the check loaded beyond the budget."""
+    """Unload messages that the check loaded beyond the budget."""
     for step in checked.steps:
         if isinstance(step, _Settlement) and step.sub.context.window.is_over:
             paging.shed(step.sub)

@@ -1,7 +1,7 @@
-"""How many bytes of messages a process and a partition hold ready (ADR 16).
+"""Limit on the memory of loaded messages, for a process and its partitions (ADR 16).
 
-One `WindowBudget` is shared by all partitions of a process; each partition accounts for what it
-loaded through its own `Window`, so that a reload can give everything back at once.
+One `WindowBudget` is shared by all partitions of a process; each partition accounts for its loaded
+messages in its own `Window`, so that a reload can release all of them at once.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ MESSAGE_OVERHEAD_BYTES: Final = 512
 Measured with sys.getsizeof on CPython 3.11: 400 to 560 bytes for a typical message."""
 
 WINDOW_MESSAGES: Final = 50_000
-"""Most messages a partition holds loaded, whatever their size (ADR 16)."""
+"""Maximum number of loaded messages of a partition, whatever their size (ADR 16)."""
 
 RESERVE_SHIFT: Final = 3
-"""Sub-queues without receivers leave 1/8 of the budget to those that have receivers, so that
-idle backlogs cannot starve them. Our choice."""
+"""Share of the budget, 1/8, that sub-queues without receivers leave to those with receivers, so
+that idle backlogs cannot starve them. Our choice."""
 
 
 @dataclass(slots=True)
 class WindowBudget:
-    """Bytes of messages the process may hold, and holds."""
+    """Limit and present number of bytes of loaded messages of the process."""
 
     limit_bytes: int
     used_bytes: int = 0
 
 
 class Window:
-    """The share of the budget one partition uses."""
+    """The part of the budget that one partition uses."""
 
     __slots__ = ("budget", "count", "used_bytes")
 
@@ -42,7 +42,9 @@ class Window:
         self.used_bytes = 0
 
     def room_bytes(self, *, is_wanted: bool) -> int:
-        """Return what may still be loaded; `is_wanted`: for a receiver that waits."""
+        """Return the number of bytes that may still be loaded; `is_wanted`: for a waiting
+        receiver.
+        """
         if self.count >= WINDOW_MESSAGES:
             return 0
         limit_bytes = self.budget.limit_bytes
@@ -62,26 +64,26 @@ class Window:
         self.budget.used_bytes += cost
 
     def remove(self, count: int, size_bytes: int) -> None:
-        """Account for messages that were unloaded, delivered for good or deleted."""
+        """Account for messages that were unloaded, received and deleted, or deleted."""
         cost = size_bytes + count * MESSAGE_OVERHEAD_BYTES
         self.count -= count
         self.used_bytes -= cost
         self.budget.used_bytes -= cost
 
     def share(self, body: SharedBody) -> None:
-        """Account for one more loaded message, added as if it had the body for itself."""
+        """Account for the shared body of a loaded message that was added with its full size."""
         if body.holders:
             self.used_bytes -= body.size_bytes
             self.budget.used_bytes -= body.size_bytes
         body.holders += 1
 
     def unshare(self, body: SharedBody) -> None:
-        """Account for one loaded message less, removed as if the body left with it."""
+        """Account for the shared body of a message that was removed with its full size."""
         body.holders -= 1
         if body.holders:
             self.used_bytes += body.size_bytes
             self.budget.used_bytes += body.size_bytes
 
     def discard(self) -> None:
-        """Give everything back: the partition's memory is dropped."""
+        """Release everything: the partition's memory is dropped."""
         self.remove(self.count, self.used_bytes - self.count * MESSAGE_OVERHEAD_BYTES)

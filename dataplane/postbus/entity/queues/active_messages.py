@@ -58,7 +58,7 @@ class ActiveMessages(MovedTo, Protocol):
 
     @property
     def requires_session(self) -> bool:
-        """Whether each message has a session and each receiver holds one."""
+        """True if each message has a session and each receiver holds one."""
 
     @property
     def live(self) -> int:
@@ -71,7 +71,7 @@ class ActiveMessages(MovedTo, Protocol):
     # --- arrivals ---------------------------------------------------------------------------------
 
     def load(self, loaded: LoadedPartition) -> None:
-        """Take over the messages of an earlier life."""
+        """Take over loaded messages."""
 
     def append(
         self,
@@ -84,12 +84,12 @@ class ActiveMessages(MovedTo, Protocol):
         """Store new messages behind all others; return their sequence numbers."""
 
     def supply(self, rows: Iterable[StoredRow]) -> None:
-        """Take the rows of a `Fetch`."""
+        """Use the rows of a `Fetch`."""
 
     # --- receivers --------------------------------------------------------------------------------
 
     def add_receiver(self, consumer: Consumer) -> Refused | None:
-        """Add a receiver, or say why it cannot receive without accepting a session."""
+        """Add a receiver, or return why it cannot receive without accepting a session."""
 
     def end_consumers(self, refusal: Refusal) -> list[int]:
         """Remove all receivers of clients with an effect for each; return their ids."""
@@ -108,16 +108,16 @@ class ActiveMessages(MovedTo, Protocol):
     def settle(
         self, command: Settle, found: Sequence[StoredRow] | None
     ) -> Settled | Refused | Needs:
-        """Settle a vector of tokens; the reply names those not held any more."""
+        """Settle a vector of tokens; the reply names those that are no longer held."""
 
     def renew_locks(self, command: RenewLocks) -> LocksRenewed | Refused:
         """Extend all locks or none."""
 
     def lose_locks(self) -> None:
-        """Let every lock run out now."""
+        """End all locks now, as if they expired."""
 
     def locks_of(self, session_id: bytes | None, tokens: list[bytes]) -> SubQueueState | None:
-        """Return the messages with these locks; None when the session is not held."""
+        """Return the messages with these locks; None if the session is not held."""
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -155,7 +155,8 @@ class ActiveMessages(MovedTo, Protocol):
     def places_of(
         self, by_key: dict[int, int], rows: dict[int, StoredRow]
     ) -> list[tuple[SubQueueState, dict[int, int]]]:
-        """Return where messages may be: a sub-queue or sessions, which are open until `end_search`.
+        """Return the places of messages: a sub-queue or sessions, which are open until
+        `end_search`.
 
         Shape of `by_key` and of each part of it: row key -> number.
         """

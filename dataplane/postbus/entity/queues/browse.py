@@ -1,7 +1,8 @@
-"""Reading and taking messages out of their order: peek, deferred ones by number, batch delete.
+"""Reading and removing messages out of order: peek, deferred ones by number, batch delete.
 
-What is not in memory is asked for through `Needs`. Memory decides what exists: a row that is found
-but not known is deleted by an outcome under way; a key without a row is not committed yet.
+Rows that are not in memory are requested through `Needs`. Memory decides what exists: a row whose
+key is not in memory is being deleted by an outcome in flight; a key without a row is not committed
+yet.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
     from postbus.entity.queues.sub_queue import SubQueueState
 
 SCAN_KEYS = 1_000
-"""Backlog keys a batch delete looks at beyond what it may delete (ADR 20)."""
+"""Number of backlog keys that a batch delete looks at beyond its limit (ADR 20)."""
 
 PEEK_READ_FACTOR = 4
-"""Factor by which a peek reads more than its reply holds, in case the first messages are small."""
+"""Factor by which a peek reads more than fits its reply, in case the first messages are small."""
 
 Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
 """(number, row key, state, the message if it is an object)."""
@@ -57,7 +58,7 @@ def peek(
     command: Peek,
     found: Sequence[StoredRow] | None,
 ) -> Peeked | Needs:
-    """List messages of any state by number. Nothing is removed, nothing computed."""
+    """List messages of any state by number, without changing anything."""
     if not sub.is_main and command.state is not MessageState.DEFERRED:
         return _peek_kept(sub, command, found)
     limit = paging.readable(sub.entity, command.limit, PEEK_READ_FACTOR * command.max_bytes)
@@ -74,7 +75,7 @@ def peeked(
     command: Peek,
     found: Sequence[StoredRow] | None,
 ) -> Peeked | Needs:
-    """Make the reply of what is to be listed, in order of number."""
+    """Return the reply with the listed entries, in order of number."""
     absent = [entry[1] for entry in entries if entry[3] is None or entry[3].envelope is None]
     if absent and found is None:
         return Needs(row_keys=absent)
@@ -90,8 +91,8 @@ def peeked(
             row = rows.get(row_key)
             if row is None:
                 if not messages and isinstance(found, Found) and row_key not in found.row_keys:
-                    return Needs(row_keys=absent)  # all that was read left meanwhile
-                break  # not committed yet; what follows must not overtake it
+                    return Needs(row_keys=absent)  # all messages that were read have left meanwhile
+                break  # not committed yet; later ones must not overtake it
             count = sub.attempts.get(row_key, row.delivery_count)
             if message is not None:
                 count = message.failures
@@ -173,7 +174,7 @@ def out_of_order(sub: SubQueueState) -> Iterator[QueuedMessage]:
 def _peek_kept(
     sub: SubQueueState, command: Peek, found: Sequence[StoredRow] | None
 ) -> Peeked | Needs:
-    """Peek where the number is kept beside the row: the tables have the order."""
+    """Peek in a sub-queue whose numbers are stored beside the row: the tables have the order."""
     if command.state is MessageState.SCHEDULED:
         return Peeked([])
     entity_no = sub.entity.entity_no
@@ -206,7 +207,7 @@ def _peek_kept(
         messages.append(
             PeekedMessage(row.sequence, row.enqueued_ms, count, state, envelope, row.death)
         )
-    if not messages and found and found[-1].sequence is not None:  # none of these is here any more
+    if not messages and found and found[-1].sequence is not None:  # none of these exists any more
         return Needs(numbers=[(entity_no, sub.kind, found[-1].sequence + 1, limit)])
     return Peeked(messages)
 
@@ -265,7 +266,7 @@ def receive_deferred(
 def _from_deferred(sub: SubQueueState, sequence: int, row: StoredRow) -> QueuedMessage:
     envelope = sub.context.as_changed(row.row_key, row.envelope)
     section = sub.deferred_sections.get(row.row_key)
-    if section is not None:  # the row may not show the patch yet
+    if section is not None:  # the row may not have the patch yet
         envelope = with_properties(envelope, section)
     message = QueuedMessage(row.row_key, sequence, row.enqueued_ms, envelope)
     message.is_deferred = True
@@ -347,7 +348,7 @@ def delete_messages(
 
 
 def bound_of(command: DeleteMessages, context: ApplyContext) -> int:
-    """Return when the last message was enqueued that may be deleted."""
+    """Return the enqueued time of the last message that may be deleted."""
     bound_ms = command.enqueued_before_ms
     return context.now_ms if bound_ms is None else bound_ms
 
@@ -368,7 +369,7 @@ def _delete_paged(
     limit: int,
     bound_ms: int,
 ) -> int:
-    """Delete messages of which only the key is in memory; rows not committed yet stay."""
+    """Delete messages with only their key in memory; rows that are not committed yet stay."""
     rows = {row.row_key: row for row in found}
     old = (rows[row_key] for row_key in scan if row_key in rows)
     chosen = list(islice((row for row in old if row.enqueued_ms <= bound_ms), limit))

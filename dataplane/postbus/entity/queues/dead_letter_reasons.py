@@ -1,4 +1,4 @@
-"""Reasons the broker gives for dead-lettering, and how they get into a message."""
+"""Dead-letter reasons of the broker, and their merge into a message."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 REASON: Final = DEAD_LETTER_REASON
 DESCRIPTION: Final = DEAD_LETTER_DESCRIPTION
 SYSTEM_PROPERTY_BYTES: Final = 2 * 4_096 * 4 + 256
-"""Room for reason and description on top of what a sender may use: two texts of 4,096 characters
-of at most four bytes, and their names."""
+"""Allowance for reason and description above the limit of senders: two texts of 4,096 characters of
+at most four bytes, and their names."""
 
 EXPIRED: Final[dict[str, object]] = {
     REASON: "TTLExpiredException",
@@ -27,9 +27,9 @@ HEADER_TOO_LARGE: Final[dict[str, object]] = {
 
 
 def merged(context: ApplyContext, section: bytes, properties: dict[str, object]) -> bytes:
-    """Return application properties with what says why a message is a dead letter."""
+    """Return application properties with reason and description of a dead letter."""
     limit_bytes = context.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
     try:
         return merge_properties(section, properties, limit_bytes)
-    except ValueError:  # a sender's broken map must not keep its message from leaving
+    except ValueError:  # a sender's malformed map must not keep its message in the queue
         return merge_properties(b"", properties, limit_bytes)

@@ -1,10 +1,10 @@
-"""Ids a queue or topic has seen: what comes again within the window is a duplicate (ADR 26).
+"""Ids that a queue or topic has seen; within the window a message with one is a duplicate (ADR 26).
 
-The latest ids are known exactly, with the time of their acceptance; so is every id that may not be
-committed yet. Of older ones 8 bytes are kept, 48 bits of the digest and a time to 16 s, in sorted
-buckets that are split when they grow: no insertion takes longer because there are many. What is
-found there is only probable; the tables decide (`Needs.ids`). Ids that left the window are swept
-out by a timer.
+The latest ids are stored exactly, with the time of their acceptance; so is every id that may not be
+committed yet. Of older ones 8 bytes are stored, 48 bits of the digest and a time with a resolution
+of 16 s, in sorted buckets that are split when they grow, so that the time of an insertion does not
+depend on their number. A match there is only probable; the tables decide (`Needs.ids`). Ids that
+left the window are removed by a timer.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 DIGEST_BYTES: Final = 16
 
 MAX_IDS: Final = 16 * 1024 * 1024
-"""Most ids of one entity in one partition, 8.5 bytes each. Our choice; a window that holds more is
-refused as too long."""
+"""Maximum number of ids of an entity in a partition, 8.5 bytes each. Our choice; more are refused,
+with the advice to shorten the window."""
 
 RECENT_IDS: Final = 16_384
-"""Ids known exactly, at most 300 bytes each: a client that repeats itself does so soon."""
+"""Number of exact ids, at most 300 bytes each: clients repeat messages soon."""
 
 RECENT_MS: Final = 2_000
-"""Younger ids stay among those: a read of the tables that is under way would not show them."""
+"""Age below which ids stay exact: a read of the tables in progress may miss them."""
 
 SLOT_MS: Final = 16_384
 SLOT_BITS: Final = 16
 SLOT_MASK: Final = (1 << SLOT_BITS) - 1
-"""A time is kept as a number of slots modulo 2**16, that is 12 days: more than any window."""
+"""A time is stored as a number of slots modulo 2**16, which is 12 days: more than any window."""
 
 EARLY_SLOTS: Final = 64
-"""Slots of the future that are taken as such, not as 12 days ago: after a change of the clock."""
+"""Number of slots that count as future and not as 12 days ago, after a change of the clock."""
 
 BUCKET_IDS: Final = 1_024
 CHUNK_IDS: Final = 256
-"""Ids that leave the exact ones at a time: 0.5 ms."""
+"""Number of exact ids that become older ones at a time: 0.5 ms."""
 
 SWEEP_BUCKETS: Final = 12
 SWEEP_PAUSE_MS: Final = 10
@@ -56,8 +56,8 @@ SWEEP_PAUSE_MS: Final = 10
 
 LEAST_SWEEP_MS: Final = 10_000
 MOST_SWEEP_MS: Final = 60_000
-"""A sweep begins eight times a window, within these bounds. The rows of the tables that go with one
-are limited: more seldom, they would not keep up with a sender that waits for each message."""
+"""Bounds of the interval of sweeps, an eighth of the window. The rows that a sweep deletes are
+limited: rarer sweeps would not keep up with a sender that waits for each message."""
 
 TOO_MANY: Final = Refused(
     Refusal.QUOTA_EXCEEDED,
@@ -66,14 +66,16 @@ TOO_MANY: Final = Refused(
 
 
 class Screened(NamedTuple):
-    """Digests of messages, None without an id; `is_new`: none is a duplicate, here or before."""
+    """Digests of messages, None without an id; `is_new`: none is a duplicate of another or of a
+    seen one.
+    """
 
     digests: list[bytes | None]
     is_new: bool
 
 
 def digest_of(message_id: bytes) -> bytes | None:
-    """Return the digest of an encoded message id's text, None when it is empty."""
+    """Return the digest of an encoded message id's text, None if it is empty."""
     if message_id[0] == 0xA1:
         text = message_id[2:]
     else:
@@ -102,14 +104,14 @@ class SeenIds:
         self._recent: dict[bytes, int] = {}
         self._order: deque[tuple[int, list[bytes]]] = deque()
         self._index = _Index()
-        self._sweep_at: int | None = None  # the bucket where a sweep under way goes on
+        self._sweep_at: int | None = None  # the bucket where a sweep in progress continues
         self._timer_ms: int | None = None
 
     def __len__(self) -> int:
         return len(self._recent) + self._index.count
 
     def load(self, rows: Sequence[RecordIds]) -> None:
-        """Take over what an earlier life has seen, in order of time."""
+        """Take over loaded ids, in order of time."""
         first, count = len(rows), 0
         while first and count < RECENT_IDS // 2:
             first -= 1
@@ -124,7 +126,7 @@ class SeenIds:
     def screen(
         self, envelopes: Sequence[Envelope], found: Sequence[StoredRow] | None
     ) -> Screened | Needs:
-        """Return the digests of messages, or what the tables must say about them first."""
+        """Return the digests of messages, or the ids that must be looked up in the tables first."""
         oldest_ms = self._context.now_ms - self.window_ms
         recent, index = self._recent, self._index
         digests: list[bytes | None] = []
@@ -146,7 +148,7 @@ class SeenIds:
                 is_new = False
                 if found is None:
                     asked.append((self.entity_no, digest, *span))
-        if asked:  # those known now may be older ones when the answer is here
+        if asked:  # exact ids may be older ones when the answer arrives
             return Needs(ids=asked + known)
         if is_new and len(digests) > 1:
             named = len(digests) - digests.count(None)
@@ -165,7 +167,7 @@ class SeenIds:
         return TOO_MANY if len(self) + count > MAX_IDS else None
 
     def record(self, digests: list[bytes]) -> None:
-        """Remember ids that are accepted by this outcome."""
+        """Add the ids that this outcome accepts."""
         if not digests:
             return
         context = self._context
@@ -187,16 +189,16 @@ class SeenIds:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether some of the exact ids may become older ones."""
+        """Return whether some of the exact ids may become older ones."""
         context = self._context
         return len(self._recent) > RECENT_IDS and self._order[0][0] < min(
             context.committed_ms, context.now_ms - RECENT_MS
         )
 
     def settle_down(self) -> None:
-        """Keep less of the oldest among the exact ids, some at a time.
+        """Move the oldest exact ids to the older ones, some at a time.
 
-        In a Tick: between the check of a transaction and its end no id may change its place.
+        In a Tick: between the check of a transaction and its end no id may move.
         """
         recent, order = self._recent, self._order
         most = CHUNK_IDS + (len(recent) - RECENT_IDS) // 4
@@ -204,7 +206,7 @@ class SeenIds:
             seen_ms, digests = order.popleft()
             most -= len(digests)
             for digest in digests:
-                if recent.get(digest) == seen_ms:  # else it was accepted again since
+                if recent.get(digest) == seen_ms:  # else it was accepted again meanwhile
                     del recent[digest]
                     self._index.add(digest, seen_ms)
         if self._is_crowded:
@@ -213,7 +215,7 @@ class SeenIds:
     # --- time -------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget everything: the entity is dropped, or detects duplicates no longer."""
+        """Forget everything: the entity is dropped, or no longer detects duplicates."""
         self._recent.clear()
         self._order.clear()
         self._index = _Index()
@@ -221,7 +223,7 @@ class SeenIds:
         self._context.outcome.mutations.append(ForgetIds(self.entity_no, None))
 
     def _watch(self) -> None:
-        """Set a timer for the time when ids may have left the window."""
+        """Set a timer for the time when ids may leave the window."""
         if self._timer_ms is None and (self._recent or self._index.count):
             pause_ms = min(max(self.window_ms // 8, LEAST_SWEEP_MS), MOST_SWEEP_MS)
             self._set_timer(self._context.now_ms + pause_ms)
@@ -231,7 +233,7 @@ class SeenIds:
         self._context.set_timer(when_ms, self.sweep)
 
     def sweep(self) -> None:
-        """Forget what left the window, some at a time; the rows of all of it at once."""
+        """Forget ids that left the window, some at a time, and their rows at once."""
         context = self._context
         if self._timer_ms is None or self._timer_ms > context.now_ms:
             return
@@ -278,7 +280,7 @@ class _Index:
         self.count = 0
 
     def fill(self, rows: Iterable[RecordIds]) -> None:
-        """Take many ids into an empty index: sorted in 256 parts, so that memory stays low."""
+        """Add many ids to an empty index, sorted in 256 parts to save memory."""
         parts = [array("Q") for _ in range(256)]
         for row in rows:
             slot = row.seen_ms // SLOT_MS & SLOT_MASK
@@ -307,7 +309,7 @@ class _Index:
             self._firsts.insert(at + 1, bucket[middle])
 
     def span(self, digest: bytes, now_ms: int, oldest_ms: int) -> tuple[int, int] | None:
-        """Return first and last millisecond when an id may have been seen after `oldest_ms`."""
+        """Return first and last millisecond at which an id may have been seen after `oldest_ms`."""
         low = _prefix_of(digest)
         high = low | SLOT_MASK
         at = bisect_right(self._firsts, low) - 1
@@ -334,9 +336,11 @@ class _Index:
         return max(min(slots) * SLOT_MS, oldest_ms + 1), last_ms
 
     def sweep(self, at: int, now_ms: int, oldest_ms: int) -> int | None:
-        """Drop what left the window from some buckets; return where to go on, None at the end."""
+        """Remove ids that left the window from some buckets; return the next bucket, None at the
+        end.
+        """
         now_slot = now_ms // SLOT_MS
-        most = now_slot - (oldest_ms + 1) // SLOT_MS  # slots of which something is in the window
+        most = now_slot - (oldest_ms + 1) // SLOT_MS  # slots that are partly in the window
         buckets, firsts = self._buckets, self._firsts
         for _ in range(SWEEP_BUCKETS):
             if at >= len(buckets):
@@ -359,9 +363,9 @@ def _prefix_of(digest: bytes) -> int:
 
 
 _WORD: Final = struct.Struct("=Q").unpack_from
-"""The byte order of this machine, as `array` has it: an index never leaves it."""
+"""The byte order of this machine, as in `array`: an index exists in memory only."""
 
 
 def _age_of(entry: int, now_slot: int) -> int:
-    """Return how many slots ago an entry was made, a little below 0 for the future."""
+    """Return the age of an entry in slots, a little below 0 for the future."""
     return (now_slot - entry + EARLY_SLOTS & SLOT_MASK) - EARLY_SLOTS

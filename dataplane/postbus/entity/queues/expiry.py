@@ -1,7 +1,7 @@
-"""Messages that leave by rule: expired, out of deliveries, or dead-lettered.
+"""Messages that leave automatically: expired, out of deliveries, or dead-lettered.
 
-Expiry is lazy (S71, S75): callers ask when a message is acquired or returned, by the definition of
-that moment. Its default counts for messages without a time to live of their own (S105).
+Expiry is lazy (S71, S75): callers check when a message is acquired or returned, with the definition
+at that time. Its default applies to messages without a time to live of their own (S105).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def effective_ttl_ms(entity: EntityState, own_ttl_ms: int | None) -> int | None:
     """Return the message's time to live, fixed when it was sent, else the entity's (S105).
 
-    None is never.
+    None: never expires.
     """
     return entity.default_ttl_ms if own_ttl_ms is None else own_ttl_ms
 
@@ -35,7 +35,7 @@ def is_expired(sub: SubQueueState, message: QueuedMessage) -> bool:
 
 
 def expire(sub: SubQueueState, message: QueuedMessage) -> None:
-    """Drop or dead-letter an expired message that is in no place of the order any more."""
+    """Drop or dead-letter an expired message that was removed from the order."""
     if not sub.entity.dead_letters_expired:
         sub.remove(message, Settling.EXPIRED)
         sub.entity.traffic.expired += 1
@@ -63,7 +63,7 @@ def dead_letter(
     properties: dict[str, object],
     death: Death | None = None,
 ) -> None:
-    """Move a message that is in no place of the order to the dead-letter queue.
+    """Move a message that was removed from the order to the dead-letter queue.
 
     `death` None: it had no receiver.
 
@@ -87,7 +87,7 @@ def move(
 ) -> None:
     """Move a loaded message with its new application properties to the dead-letter queue.
 
-    Where the entity has a history the row stays there and a copy moves.
+    If the entity has a history, the row stays there and a copy moves.
     """
     assert message.envelope is not None
     entity = sub.entity

@@ -1,8 +1,8 @@
 """The accounts of a sub-queue: live messages, their share of the entity's size, loaded bytes.
 
-Each message that is stored here, loaded, unloaded or leaves is accounted for by one call, and by
-nothing else. Bodies that copies of one publish have in common count once into the window. All
-sessions of an entity use the ledger of its active messages.
+Each store, load, unload and removal of a message is accounted for by one call, and nowhere else. A
+body that copies of one publish share counts once in the window. All sessions of an entity use the
+ledger of its active messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sized(Protocol):
-    """An entity with the size of everything it stores."""
+    """An entity with the total size of its messages."""
 
     size_bytes: int
 
@@ -41,11 +41,11 @@ class Ledger:
         self._entity.size_bytes += size_bytes
 
     def restore(self, count: int) -> None:
-        """Account for messages of an earlier life; the entity's size has them already."""
+        """Account for loaded messages; they are already included in the entity's size."""
         self.live += count
 
     def correct(self, size_bytes: int) -> None:
-        """Account for a message that is larger than it was known to be."""
+        """Account for a message that is larger than was assumed."""
         self._entity.size_bytes += size_bytes
 
     def resize(self, size_bytes: int) -> None:
@@ -56,7 +56,7 @@ class Ledger:
     # --- loaded -----------------------------------------------------------------------------------
 
     def load(self, envelope: Envelope) -> None:
-        """Account for a message that is in memory from now on."""
+        """Account for a message that was loaded."""
         self._window.add(1, envelope.size_bytes)
         if envelope.shared is not None:
             self._window.share(envelope.shared)
@@ -64,7 +64,7 @@ class Ledger:
     def load_all(
         self, envelopes: list[Envelope], size_bytes: int, *, is_shared: bool = False
     ) -> None:
-        """Account for new messages in memory; `is_shared`: they may have bodies in common."""
+        """Account for new messages in memory; `is_shared`: they may share bodies."""
         window = self._window
         window.add(len(envelopes), size_bytes)
         if is_shared:
@@ -73,7 +73,7 @@ class Ledger:
                     window.share(envelope.shared)
 
     def unload(self, envelope: Envelope) -> None:
-        """Account for a message that is not in memory any more but stays stored."""
+        """Account for a message that was unloaded but stays stored."""
         if envelope.shared is not None:
             self._window.unshare(envelope.shared)
         self._window.remove(1, envelope.size_bytes)
@@ -91,18 +91,18 @@ class Ledger:
             self._entity.shrink(envelope.size_bytes)
 
     def leave_unloaded(self, size_bytes: int) -> None:
-        """Account for a message that this outcome settles, of which only the key is in memory."""
+        """Account for a message that this outcome settles, with only its key in memory."""
         self.live -= 1
         self._entity.shrink(size_bytes)
 
     def leave_all(
         self, loaded: int, loaded_bytes: int, unloaded: int = 0, unloaded_bytes: int = 0
     ) -> None:
-        """Account for messages that this outcome settles; `release` the bodies in common first."""
+        """Account for messages that this outcome settles; `release` shared bodies first."""
         self.live -= loaded + unloaded
         self._entity.shrink(loaded_bytes + unloaded_bytes)
         self._window.remove(loaded, loaded_bytes)
 
     def release(self, body: SharedBody) -> None:
-        """Account for the body of a loaded message that leaves with others."""
+        """Account for the shared body of a loaded message that is removed with others."""
         self._window.unshare(body)

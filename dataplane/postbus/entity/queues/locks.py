@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from postbus.entity.queues.sub_queue import SubQueueState
 
 REASON_CHARS: Final = 4_096
-"""Longest reason or description. Source: Azure's page on dead-letter queues."""
+"""Maximum length of a reason or description. Source: Azure's page on dead-letter queues."""
 
 
 _new = tuple.__new__
@@ -60,7 +60,9 @@ class SettlePlan(NamedTuple):
 def lock(
     sub: SubQueueState, batch: list[QueuedMessage], receiver: Receiver | None
 ) -> list[Delivery]:
-    """Lock a batch under new tokens (ADR 23); journal what must precede a transfer (ADR 19)."""
+    """Lock a batch under new tokens (ADR 23); journal attempts that must precede a transfer (ADR
+    19).
+    """
     context, entity, held, is_main = sub.context, sub.entity, sub.locks, sub.is_main
     now_ms = context.now_ms
     first_key = context.first_key
@@ -120,7 +122,7 @@ def lock(
 
 
 def receive_and_delete(sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
-    """Take a batch for good: the delete commits before the transfer leaves (S25)."""
+    """Receive and delete a batch: the delete commits before the transfer is sent (S25)."""
     now_ms = sub.context.now_ms
     deliveries: list[Delivery] = []
     for message in batch:
@@ -157,7 +159,7 @@ def receive_and_delete(sub: SubQueueState, batch: list[QueuedMessage]) -> list[D
 def settle(
     sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
 ) -> Settled | Refused | Needs:
-    """Settle a vector of tokens; the reply names those not held any more."""
+    """Settle a vector of tokens; the reply names those that are no longer held."""
     if command.disposition is Disposition.COMPLETE:
         return complete(sub, command.lock_tokens)
     plan = prepare(sub, command, found)
@@ -169,7 +171,7 @@ def settle(
 def prepare(
     sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
 ) -> SettlePlan | Refused | Needs:
-    """Plan what a settlement that does not complete will write; settle nothing yet (ADR 21)."""
+    """Plan the writes of a settlement other than complete; settle nothing yet (ADR 21)."""
     if command.disposition is Disposition.DEAD_LETTER and not sub.is_main:
         return Refused(
             Refusal.NOT_ALLOWED, "a message in a dead-letter queue cannot be dead-lettered"
@@ -187,7 +189,7 @@ def prepare(
 
 
 def carry_out(sub: SubQueueState, command: Settle, plan: SettlePlan) -> Settled:
-    """Settle as planned; what is not held any more is named."""
+    """Settle as planned; the reply names tokens that are no longer held."""
     changes, sections = plan
     lost: list[int] = []
     for index, token in enumerate(command.lock_tokens):
@@ -204,7 +206,7 @@ def carry_out(sub: SubQueueState, command: Settle, plan: SettlePlan) -> Settled:
 
 
 def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
-    """Settle as consumed; the reply names those not held any more."""
+    """Complete messages; the reply names tokens that are no longer held."""
     context = sub.context
     now_ms = context.now_ms
     keeps = sub.entity.keeps_settled
@@ -270,12 +272,12 @@ def _settle_one(
 
 
 def _death(sub: SubQueueState, message: QueuedMessage) -> Death:
-    """Return the death of a message by the hand of who held it: this delivery counts."""
+    """Return the death of a message that its receiver dead-lettered: this delivery counts."""
     return Death(sub.context.now_ms, message.failures + 1, expiry.receiver_of(message))
 
 
 def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:
-    """Take the lock of a token away; None when it is not held, or not any more."""
+    """End the lock of a token and return its message; None if it is not held."""
     message = sub.locks.pop(token, None)
     if message is None:
         return None
@@ -286,7 +288,7 @@ def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:
     return message
 
 
-# --- what becomes of a message whose lock is gone -------------------------------------------------
+# --- messages without their lock ------------------------------------------------------------------
 
 
 def _expire_one(sub: SubQueueState, message: QueuedMessage) -> None:
@@ -295,7 +297,7 @@ def _expire_one(sub: SubQueueState, message: QueuedMessage) -> None:
 
 
 def _fail(sub: SubQueueState, message: QueuedMessage) -> bool:
-    """Count a failed delivery; say whether the message stays in its sub-queue.
+    """Count a failed delivery; return whether the message stays in its sub-queue.
 
     A dead letter keeps its delivery count, and its deliveries are not limited.
     """
@@ -339,9 +341,9 @@ def _defer(sub: SubQueueState, message: QueuedMessage, section: bytes | None) ->
 
 
 def _park_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
-    """Keep only number and key of a deferred message, with its count in the tables.
+    """Keep only number and key of a deferred message in memory, and its count in the tables.
 
-    The count is kept even when it is 0: the row may show an attempt that was taken back since.
+    The count is stored even if it is 0: the row may have an attempt that was taken back since.
     """
     sub.context.record(message, message.failures)
     sub.attempts[message.row_key] = message.failures
@@ -354,7 +356,7 @@ def _park_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
 
 
 def _changes(command: Settle) -> dict[str, object] | Refused:
-    """Return the application properties a settlement sets."""
+    """Return the application properties that a settlement sets."""
     if command.disposition is not Disposition.DEAD_LETTER:
         return {} if command.disposition is Disposition.RELEASE else command.properties or {}
     changes = dict(command.properties or {})
@@ -374,10 +376,11 @@ def _changes(command: Settle) -> dict[str, object] | Refused:
 def _merge_all(
     sub: SubQueueState, command: Settle, changes: dict[str, object]
 ) -> dict[bytes, bytes] | Refused:
-    """Merge before anything is settled: the command is refused whole or not at all (ADR 21).
+    """Merge before anything is settled: the command is refused as a whole or not at all (ADR 21).
 
-    A message that cannot hold what abandoning or deferring sets is left out: it is dead-lettered.
-    One that is a dead letter already keeps its reason: that command is refused.
+    A message that cannot hold the properties of an abandon or a defer is left out: it is
+    dead-lettered. For a message that is already a dead letter the command is refused, so that it
+    keeps its reason.
     """
     own = command.properties or {}
     texts: dict[str, object] = {}
@@ -409,7 +412,7 @@ def _merge_all(
 def _load_locked(
     sub: SubQueueState, tokens: list[bytes], found: Sequence[StoredRow] | None
 ) -> bool:
-    """Load the locked stubs among `tokens` from what was found; say whether none is left."""
+    """Load the locked stubs among `tokens` from the rows found; return whether none is left."""
     rows = {row.row_key: row for row in found or ()}
     missing = False
     for token in tokens:
@@ -441,7 +444,7 @@ def _replace_properties(sub: SubQueueState, message: QueuedMessage, section: byt
 
 
 def watch(sub: SubQueueState, until_ms: int) -> None:
-    """Set a timer for the time when a lock may expire; a session has one for all its locks."""
+    """Set a timer for the expiry of a lock; a session has one for all its locks."""
     if sub.lock_timer_ms is None or until_ms < sub.lock_timer_ms:
         sub.lock_timer_ms = until_ms
         sub.context.set_timer(until_ms, sub.expire_locks)
@@ -466,7 +469,7 @@ def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
 
 
 def lose_all(sub: SubQueueState) -> None:
-    """Let every lock run out now; those above the limit of one command follow in the next."""
+    """End all locks as if they expired; those above the limit of one command follow in the next."""
     now_ms = sub.context.now_ms
     for message in sub.locks.values():
         message.locked_until_ms = now_ms
@@ -476,7 +479,7 @@ def lose_all(sub: SubQueueState) -> None:
 
 
 def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
-    """Take every lock of a session away: as failed deliveries, or as none (ADR 19)."""
+    """End all locks of a session, as failed deliveries or as undelivered (ADR 19)."""
     held = list(sub.locks.values())
     sub.locks.clear()
     if is_failed:
@@ -497,7 +500,7 @@ def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
 
 
 def expire_first(sub: SubQueueState, count: int) -> None:
-    """Take the first locks of a session away, as failed deliveries."""
+    """End the first locks of a session, as failed deliveries."""
     for token in list(islice(sub.locks, count)):
         _expire_one(sub, sub.locks.pop(token))
 
@@ -507,7 +510,7 @@ def expire(sub: SubQueueState) -> None:
     context = sub.context
     now_ms = context.now_ms
     if sub.lock_timer_ms is None or sub.lock_timer_ms > now_ms:
-        return  # an earlier timer did this one's work
+        return  # an earlier timer has done this work
     sub.lock_timer_ms = None
     is_sorted = now_ms >= sub.unsorted_until_ms
     expired: list[bytes] = []

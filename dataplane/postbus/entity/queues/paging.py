@@ -1,4 +1,4 @@
-"""Paging: messages a sub-queue has loaded, and those it has as keys, within the budget (ADR 16).
+"""Paging: loading and unloading of the messages of a sub-queue, within the budget (ADR 16).
 
 Loading is an effect `Fetch`, answered with `SupplyRows`; it is done in the order of commits, so it
 may name rows that are not committed yet. Unloading forgets objects and keeps keys. A sub-queue with
@@ -25,12 +25,12 @@ FETCH_KEYS: Final = 1_000
 """Rows read at a time; measured with Postgres 15: 3 ms, and larger reads gain nothing."""
 
 READ_BYTES: Final = 32 * 1024 * 1024
-"""Approximate bytes of one read: rows come with their bodies. What does not fit comes with the next
-read, peek or drain, or is deleted by the next command. Our choice."""
+"""Approximate bytes of one read, which includes bodies. Further rows are left to the next read,
+peek, drain or delete. Our choice."""
 
 LOW_WATER: Final = 500
-"""More messages are fetched below this number: a read takes about as long as delivering these.
-Our choice: half a fetch."""
+"""Number of loaded messages below which more are fetched: a read takes about as long as delivering
+these. Our choice: half a fetch."""
 
 
 def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> None:
@@ -88,7 +88,7 @@ def _forget(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> None:
 
 
 def shed(sub: SubQueueState) -> None:
-    """Unload messages of this sub-queue, the least useful first, until the budget holds."""
+    """Unload messages of this sub-queue, the least useful first, until it is within the budget."""
     window = sub.context.window
     if window.is_over:
         evict_tail(sub)
@@ -105,7 +105,7 @@ def shed(sub: SubQueueState) -> None:
 
 def _unload_locked(sub: SubQueueState) -> None:
     window = sub.context.window
-    for message in reversed(sub.locks.values()):  # the newest are those still loaded
+    for message in reversed(sub.locks.values()):  # the loaded ones are the newest
         if message.envelope is not None:
             unload(sub, message)
             if not window.is_over:
@@ -113,7 +113,7 @@ def _unload_locked(sub: SubQueueState) -> None:
 
 
 def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
-    """Make room for receivers that wait here: unload messages without a receiver."""
+    """Make room for waiting receivers: unload messages without a receiver."""
     evict_tail(sub)
     for message in sub.locks.values():
         if message.envelope is not None:
@@ -132,7 +132,7 @@ def fetch_if_low(sub: SubQueueState) -> None:
 
 
 def fetch(sub: SubQueueState) -> None:
-    """Ask for the rows wanted next, unless a fetch is open."""
+    """Request the next rows, unless a fetch is open."""
     if sub.fetch_keys is None:
         sub.ask()
 
@@ -189,9 +189,9 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
 
 
 def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
-    """Take the rows of a fetch and deliver up to the receivers' demand.
+    """Use the rows of a fetch and deliver up to the receivers' demand.
 
-    The fetch counts as open until all rows were used, so that no other is asked for meanwhile.
+    The fetch counts as open until all rows were used, so that no other is requested meanwhile.
     """
     by_key = {row.row_key: row for row in rows}
     for row_key in sub.fetch_keys or ():
@@ -213,7 +213,7 @@ def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
 
 
 def hand_out(sub: SubQueueState, rows: deque[StoredRow]) -> None:
-    """Load rows and pump in turn: handing out makes room for what did not fit before."""
+    """Load rows and pump in turn: deliveries make room for rows that did not fit before."""
     while True:
         count = _take_rows(sub, rows)
         sub.pump()
@@ -251,12 +251,12 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
 
 
 def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:
-    """Give a stub the envelope of its row."""
+    """Set the envelope of a stub from its row."""
     reload(sub, stub, row.envelope)
 
 
 def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> None:
-    """Give a message its envelope back if it was unloaded."""
+    """Restore the envelope of a message if it was unloaded."""
     if message.envelope is None:
         message.envelope = envelope = sub.context.as_changed(message.row_key, envelope)
         sub.ledger.load(envelope)
@@ -264,7 +264,7 @@ def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> No
 
 
 def settle_doomed(sub: SubQueueState, message: QueuedMessage) -> None:
-    """Go on with what had to leave by rule when it was not loaded, as things are now."""
+    """Continue the removal of messages that were not loaded, by the present definition."""
     if message.failures >= sub.entity.max_delivery_count:
         expiry.exhaust(sub, message)
     else:

@@ -1,4 +1,4 @@
-"""One queue of a partition: its definition, what it refuses, and its sub-queues."""
+"""One queue of a partition: its definition, refusals and sub-queues."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def properties_refusal(envelope: Envelope) -> Refused | None:
     complaint = check_properties(envelope)
     if complaint is None:
         return None
-    if complaint is TWO_KEYS:  # what SDKs show as an invalid operation (S172, S230)
+    if complaint is TWO_KEYS:  # shown by SDKs as an invalid operation (S172, S230)
         return Refused(Refusal.NOT_ALLOWED, complaint)
     return Refused(Refusal.PROPERTIES_TOO_LARGE, complaint)
 
@@ -50,7 +50,7 @@ def properties_refusal(envelope: Envelope) -> Refused | None:
 class QueueState(EntityState):
     """A queue, or a subscription of `topic`.
 
-    `seen` is set where duplicates are detected. `share` divides the size limit of a partitioned
+    `seen` is set if duplicates are detected. `share` divides the size limit of a partitioned
     entity.
     """
 
@@ -111,7 +111,7 @@ class QueueState(EntityState):
         )
 
     def _define_sending(self, properties: EntityProperties) -> None:
-        """Set what a queue and a topic have in common; a subscription has its topic's limits."""
+        """Set the properties common to queues and topics; a subscription has its topic's limits."""
         limits = self.context.limits
         self.properties = properties
         ttl_ms = min(properties.default_message_ttl_ms, limits.max_default_ttl_ms)
@@ -142,7 +142,7 @@ class QueueState(EntityState):
         self._define_sending(self.properties)
 
     def redefine(self, properties: EntityProperties) -> list[int]:
-        """Replace the definition; messages and locks stay. Return the receivers it ended."""
+        """Replace the definition; messages and locks stay. Return the receivers that it ended."""
         assert not isinstance(properties, TopicProperties)
         if properties.lock_duration_ms < self.lock_duration_ms:
             longest_ms = self.context.now_ms + self.lock_duration_ms
@@ -150,7 +150,7 @@ class QueueState(EntityState):
                 sub.unsorted_until_ms = max(sub.unsorted_until_ms, longest_ms)
         self._define(properties)
         ended: list[int] = []
-        for sub in self.sub_queues():  # what a session gives back may be the first dead letter
+        for sub in self.sub_queues():  # a session may return the first dead letter
             refusal = self.receive_refusal(sub.kind)
             if refusal is not None:
                 ended += sub.end_consumers(refusal.refusal)
@@ -188,7 +188,7 @@ class QueueState(EntityState):
         ]
 
     def target_of(self, kind: SubQueue) -> str | None:
-        """Return where the messages of a sub-queue go; the transfer dead-letter queue stays."""
+        """Return the forwarding target of a sub-queue; the transfer dead-letter queue has none."""
         if kind is SubQueue.ACTIVE:
             return self.forward_to
         return self.forward_dead_letters_to if kind is SubQueue.DEAD_LETTER else None
@@ -245,7 +245,7 @@ class QueueState(EntityState):
         return self.size_bytes + self.state_bytes + wanted_bytes <= self.max_size_bytes
 
     def keep_state(self, grown_bytes: int) -> bool:
-        """Count what the states of sessions grow or shrink by; False when there is no room."""
+        """Account for session states that grow or shrink; False if there is no room."""
         if not self.message_count:
             self.size_bytes = 0
         if grown_bytes > 0:
@@ -277,7 +277,9 @@ class QueueState(EntityState):
     def enqueue(
         self, command: Enqueue, found: Sequence[StoredRow] | None = None
     ) -> Enqueued | Refused | Needs:
-        """Check, then store. The usual burst (nothing refused, nothing scheduled) goes at once."""
+        """Check, then store. The usual burst (nothing refused, nothing scheduled) is stored
+        together.
+        """
         refused = self.send_refusal(is_resent=command.is_resent)
         if refused is not None:
             return refused
@@ -334,9 +336,9 @@ class QueueState(EntityState):
 
     @staticmethod
     def _lower_ttls(messages: list[Envelope], most_ms: int) -> None:
-        """Let no message have a longer time to live of its own than the default of this moment.
+        """Lower times to live that are longer than the present default.
 
-        What is stored then stays as it is when the default changes (S95, S106).
+        Stored ones do not change with the default (S95, S106).
         """
         for envelope in messages:
             if envelope.ttl_ms is not None and envelope.ttl_ms > most_ms:
@@ -350,7 +352,7 @@ class QueueState(EntityState):
     ) -> Enqueued | Refused:
         """Check all, then store those that pass; with `is_atomic` one refusal refuses all (ADR 21).
 
-        Duplicates count as accepted; a scheduled one gets a number that names nothing (ADR 26).
+        Duplicates count as accepted; a scheduled one gets an unused number (ADR 26).
         """
         messages = command.messages
         if not self.message_count:

@@ -1,8 +1,8 @@
 """Scheduled messages of one entity: known by number and due time only, their rows stay stored.
 
-A scheduled message takes the entity's next number, which names it for cancelling and peeking until
-it is activated. Then it moves behind the active messages under a fresh key and number, enqueued at
-its scheduled time (ADR 17).
+A scheduled message takes the entity's next number, which identifies it for cancelling and peeking
+until it is activated. Then it moves behind the active messages under a fresh key and number,
+enqueued at its scheduled time (ADR 17).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 PUBLISH_COPIES: Final = 10_000
-"""Copies of due messages made at a time, about. Our choice: what a commit takes 100 ms for."""
+"""Approximate number of copies of due messages made at a time. Our choice: a commit of 100 ms."""
 
 FETCH_BYTES: Final = 4 * 1024 * 1024
-"""Read of due messages at a time, about; they are held only until they are moved. Our choice."""
+"""Approximate bytes of due messages read at a time; they are in memory only until they are moved.
+Our choice."""
 
 
 class _Due(NamedTuple):
@@ -40,10 +41,10 @@ class _Due(NamedTuple):
 
 
 class ScheduledMessages:
-    """See the module's docstring. `active` is where messages go when they are due.
+    """See the module's docstring. `active`: the destination of due messages.
 
-    In a topic they are handed to `publish` with the time they were due; it returns the number of
-    copies made, and the row is deleted.
+    In a topic they are passed to `publish` with their scheduled time; it returns the number of
+    copies, and the row is deleted.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class ScheduledMessages:
         self._due: dict[int, _Due] = {}
         self._by_time: list[_Due] = []
         self._fetched: list[_Due] = []  # due, their rows are being read
-        self._numbers = array("q")  # every number ever scheduled, rising; gone ones are skipped
+        self._numbers = array("q")  # every scheduled number, rising; removed ones are skipped
         self._timer_ms: int | None = None
 
     def __len__(self) -> int:
@@ -84,7 +85,7 @@ class ScheduledMessages:
         return sequence in self._due
 
     def load(self, rows: Iterable[PutDue]) -> None:
-        """Take over the due rows of an earlier life."""
+        """Take over loaded scheduled rows."""
         for row in sorted(rows, key=lambda row: row.sequence):
             due = _Due(row.due_ms, row.row_key, row.sequence, None)
             self._due[row.sequence] = due
@@ -182,7 +183,7 @@ class ScheduledMessages:
         entity.outbox.take_due(entity, due.row_key, due.sequence, due.due_ms, size_bytes)
 
     def _move(self, due: _Due) -> int:
-        """Give a due message its place among the active ones; return its key there."""
+        """Insert a due message into the active ones; return its key there."""
         context, active = self._context, self._active
         del self._due[due.sequence]
         row_key, sequence = active.numbering.take_one(context)
@@ -201,7 +202,7 @@ class ScheduledMessages:
         return row_key
 
     def _fetch_due(self) -> None:
-        """Read rows that are due, which say of what session they are; one read at a time."""
+        """Read due rows, for their sessions; one read at a time."""
         context, by_time = self._context, self._by_time
         if self._fetched:
             return
@@ -243,7 +244,9 @@ class ScheduledMessages:
         self._watch()
 
     def _publish_all(self, fetched: list[_Due], rows: dict[int, StoredRow]) -> None:
-        """Publish messages that were read, up to the limit of a command; read the others again."""
+        """Publish messages that were read, up to the limit of a command; the others are read
+        again.
+        """
         assert self._publish is not None
         outcome, entity = self._context.outcome, self._entity
         copies = 0
@@ -275,7 +278,7 @@ class ScheduledMessages:
             self._context.set_timer(due_ms, self.activate)
 
     def _trim(self) -> None:
-        """Forget gone numbers and cancelled entries once they are the larger half."""
+        """Forget removed numbers and cancelled entries once they are the larger half."""
         if len(self._numbers) > 2 * len(self._due) + 64:
             self._numbers = array("q", [n for n in self._numbers if n in self._due])
         if len(self._by_time) > 2 * len(self._due) + 64:

@@ -3,7 +3,7 @@
 A session is open (`SessionMessages`) while a receiver holds it or messages of it are loaded.
 Otherwise it is `dormant`: an array of keys. A session without messages and holder is not kept.
 `session_queue` decides which receiver gets an available session. An open session reports to this
-module what it wants and when it is free.
+module which rows it needs and when it is free.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from postbus.message.envelope import Envelope
 
 IDLE_SESSIONS: Final = 10_000
-"""Most open sessions of an entity without a holder; others are kept as keys. Our choice."""
+"""Maximum number of open sessions of an entity without a holder; others are kept as keys. Our
+choice."""
 
 SPARE_SESSIONS: Final = 1_000
-"""Empty objects kept for the next sessions: making one costs as much as ten messages."""
+"""Number of empty objects kept for reuse: making one costs as much as ten messages."""
 
 SESSION_FETCH_KEYS: Final = 64
-"""Rows read for one session when others wait for theirs."""
+"""Rows read for a session while others wait for theirs."""
 
 ORPHANS: Final = 64
-"""Stale entries in the order of available sessions before it is cleaned."""
+"""Number of stale entries in the order of available sessions from which it is cleaned."""
 
 
 class MessagesBySession(SubQueueState):
@@ -82,7 +83,7 @@ class MessagesBySession(SubQueueState):
         self._is_supplying = False
 
     def load(self, loaded: LoadedPartition) -> None:
-        """Take over the sessions of an earlier life, the oldest first."""
+        """Take over loaded sessions, the oldest first."""
         entity_no = self.entity.entity_no
         deferred = loaded.deferred.get((entity_no, SubQueue.ACTIVE), {})
         sessions = loaded.sessions.get(entity_no, {})
@@ -140,7 +141,7 @@ class MessagesBySession(SubQueueState):
             session.pump()
 
     def _take_aside(self, message: QueuedMessage) -> SessionMessages | None:
-        """Take a loaded message of a session that is dormant or has a backlog."""
+        """Append a loaded message to a session that is dormant or has a backlog."""
         envelope = message.envelope
         assert envelope is not None
         session_id = envelope.session_id
@@ -211,7 +212,7 @@ class MessagesBySession(SubQueueState):
     # --- open sessions ----------------------------------------------------------------------------
 
     def open_session(self, session_id: bytes) -> SessionMessages:
-        """Open a session, with the keys it has."""
+        """Open a session with its keys."""
         session = self._spare.pop() if self._spare else SessionMessages(self)
         session.session_id = session_id
         session.is_queued = False
@@ -317,7 +318,7 @@ class MessagesBySession(SubQueueState):
             )
 
     def supply(self, rows: Iterable[StoredRow]) -> None:
-        """Give the rows of a read to the sessions that asked for them."""
+        """Pass the rows of a read to the sessions that requested them."""
         by_key = {row.row_key: row for row in rows}
         asked = self._asked
         self._asked = []
@@ -343,7 +344,7 @@ class MessagesBySession(SubQueueState):
     # --- holders, the matter of `SessionQueue` ----------------------------------------------------
 
     def release(self, session: SessionMessages, *, is_failed: bool) -> None:
-        """Take a session from its holder; what it had returns, as failed or as never delivered."""
+        """End the hold of a session; locked messages return, as failed or as undelivered."""
         raise NotImplementedError
 
     def expire(self, session: SessionMessages) -> None:

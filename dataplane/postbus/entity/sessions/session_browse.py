@@ -1,7 +1,7 @@
 """Peek, batch delete and listing over the sessions of an entity.
 
-The first messages of all sessions together are those of the sessions with the lowest keys: only
-these are looked at closely.
+The first messages over all sessions are in the sessions with the lowest keys: only these are
+searched.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 They have the order, paging, locks and deferral of any sub-queue; numbers and counts are those of
 the whole entity. The object exists while a receiver holds the session or messages of it are loaded,
-and has no backlog behind loaded messages: what does not fit is kept as keys. `session_queue`
-decides which receiver holds a session and which session is next.
+and has no backlog behind loaded messages: others are kept as keys. `session_queue` decides which
+receiver holds a session and which session is next.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SessionMessages(SubQueueState):
             self.waiting.append(consumer)
 
     def free(self) -> None:
-        """Forget the receiver; its locks are the caller's matter."""
+        """Forget the receiver; the caller ends its locks."""
         holder = self.holder
         assert holder is not None
         holder.session = None
@@ -100,12 +100,12 @@ class SessionMessages(SubQueueState):
         self.waiting.clear()
 
     def remove_consumer(self, consumer_id: int) -> None:
-        """Free the session: what its holder has returns as if it had not been delivered."""
+        """Free the session; locked messages return as if they had not been delivered."""
         del self.queue.consumers[consumer_id]
         self.queue.release(self, is_failed=False)
 
     def renew(self, until_ms: int) -> None:
-        """Let the lock of the session, and every lock in it, last longer."""
+        """Extend the lock of the session, and every lock in it."""
         self.session_until_ms = until_ms
         for message in self.locks.values():
             message.locked_until_ms = until_ms
@@ -144,7 +144,7 @@ class SessionMessages(SubQueueState):
             paging.shed(self)
 
     def take_locked(self, token: bytes) -> QueuedMessage | None:
-        """Take a message with its lock if that is all there is to it: no stub, no shared body."""
+        """Remove a locked message if that is simple: no stub, no shared body."""
         message = self.locks.get(token)
         if message is None or message.envelope is None or message.envelope.shared is not None:
             return None

@@ -1,8 +1,8 @@
 """The sessions of an entity that requires them: their holders and their locks.
 
-`SessionQueue` is what other entities have as one sub-queue of active messages. It grants sessions
-to receivers, one holder each, lets session locks expire, and passes commands for one session on to
-it. `messages_by_session` keeps the messages, `session_browse` reads over all sessions.
+`SessionQueue` replaces the sub-queue of active messages of other entities. It grants sessions to
+receivers, one holder each, expires session locks, and passes commands for a session on to it.
+`messages_by_session` keeps the messages, `session_browse` reads over all sessions.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from postbus.message.envelope import Envelope
 
 MAX_SESSIONS: Final = 10_000
-"""Sessions that are looked through; with more of them the oldest message is unknown. Our choice:
-a millisecond."""
+"""Maximum number of sessions that are searched for the oldest message; with more it is unknown. Our
+choice: a millisecond."""
 
 HELD: Final = Refused(Refusal.SESSION_CANNOT_BE_LOCKED, "another receiver holds the session")
 LOST: Final = Refused(Refusal.SESSION_LOCK_LOST, "the receiver does not hold the session")
@@ -83,7 +83,7 @@ class SessionQueue(MessagesBySession):
         total_bytes: int,
         is_shared: bool,
     ) -> None:
-        """Take new messages, deliver to holders and grant what became available."""
+        """Add new messages, deliver to holders and grant sessions that became available."""
         super().distribute(envelopes, arrived, total_bytes, is_shared)
         if self.waiters:
             self._serve()
@@ -143,7 +143,7 @@ class SessionQueue(MessagesBySession):
                 self.expire(session)
                 session = self.open_sessions.get(session_id)
                 if session is not None and session.holder is not None:
-                    return HELD  # it went to one who waited, or has much to return
+                    return HELD  # granted to another, or still returning messages
             if session is None:
                 session = self.open_session(session_id)
             if session.is_queued:  # its entry is stale now
@@ -159,7 +159,7 @@ class SessionQueue(MessagesBySession):
         return DONE
 
     def _next_available(self) -> SessionMessages | None:
-        """Take the first session that has available messages and no holder."""
+        """Return the first session that has available messages and no holder."""
         available = self.available
         while available:
             session_id = available.popleft()
@@ -204,7 +204,7 @@ class SessionQueue(MessagesBySession):
         self.context.resumed[self._serve] = None
 
     def _serve(self) -> None:
-        """Grant available sessions to those who wait for one, first come first served."""
+        """Grant available sessions to waiting receivers in order."""
         while self.waiters:
             session = self._next_available()
             if session is None:
@@ -215,7 +215,7 @@ class SessionQueue(MessagesBySession):
     def held_session(
         self, session_id: bytes, consumer_id: int | None = None
     ) -> SessionMessages | None:
-        """Return a session that is held, by this receiver if one is named."""
+        """Return a held session; of this receiver, if one is given."""
         session = self.open_sessions.get(session_id)
         if session is None or session.holder is None:
             return None
@@ -237,7 +237,7 @@ class SessionQueue(MessagesBySession):
     # --- giving back ------------------------------------------------------------------------------
 
     def release(self, session: SessionMessages, *, is_failed: bool) -> None:
-        """Take a session from its holder; what it had returns, as failed or as never delivered."""
+        """End the hold of a session; locked messages return, as failed or as undelivered."""
         del self.held[session]
         session.free()
         if session.locks:
@@ -249,8 +249,8 @@ class SessionQueue(MessagesBySession):
     def expire(self, session: SessionMessages) -> None:
         """End the holder whose lock has run out.
 
-        With more locked messages than one command may touch (ADR 20) some return now, and the
-        session stays as it is, neither used nor granted, until Ticks have returned the others.
+        With more locked messages than a command may touch (ADR 20) some return now, and the session
+        is neither used nor granted until Ticks have returned the others.
         """
         context = self.context
         consumer = session.holder
@@ -298,7 +298,7 @@ class SessionQueue(MessagesBySession):
             self.expire(session)
 
     def lose_locks(self) -> None:
-        """Let the lock of every session run out at this moment."""
+        """End all session locks as if they expired."""
         now_ms = self.context.now_ms
         for session in self.held:
             if session.session_until_ms != MAX_DURATION_MS:
@@ -321,14 +321,14 @@ class SessionQueue(MessagesBySession):
         return bool(self.waiters) or any(session.waiting for session in self.held)
 
     def forward(self, target: str | None) -> None:
-        """Let our receiver take one session after the other, or take it out."""
+        """Add or remove our receiver, which forwards one session after the other."""
         if FORWARDER_ID in self.consumers:
             self.remove_consumer(FORWARDER_ID)
         if target is not None:
             self.wait_for_session(SessionForwarder(target, self._give_up))
 
     def _give_up(self, forwarder: SessionForwarder) -> None:
-        """Let our receiver wait for the next session, unless it was taken out meanwhile."""
+        """Have our receiver wait for the next session, unless it was removed meanwhile."""
         if self.consumers.get(FORWARDER_ID) is forwarder:
             self.remove_consumer(FORWARDER_ID)
             self.wait_for_session(forwarder)
@@ -337,7 +337,7 @@ class SessionQueue(MessagesBySession):
         return bool(self.open_sessions or self.dormant)
 
     def remove_consumer(self, consumer_id: int) -> None:
-        """Withdraw a receiver that waits, or free the session it holds."""
+        """Remove a waiting receiver, or free the session that it holds."""
         consumer = self.consumers[consumer_id]
         assert isinstance(consumer, SessionConsumer)
         if consumer.session is not None:
@@ -361,7 +361,7 @@ class SessionQueue(MessagesBySession):
         is_drain: bool,
         found: Sequence[StoredRow] | None,
     ) -> Needs | None:
-        """Note what a receiver that waits for a session will take of it."""
+        """Record the demand of a receiver that waits for a session."""
         del found
         consumer.limit = 0 if is_drain else limit
         return None
@@ -385,7 +385,7 @@ class SessionQueue(MessagesBySession):
     def settle(
         self, command: Settle, found: Sequence[StoredRow] | None
     ) -> Settled | Refused | Needs:
-        """Settle in the session that is named; all tokens are lost when no receiver holds it."""
+        """Settle in the named session; all tokens are lost if no receiver holds it."""
         if command.session_id is None:
             return self._settle_anywhere(command, found)
         session = self.held_session(command.session_id)
@@ -394,7 +394,7 @@ class SessionQueue(MessagesBySession):
         return locks.settle(session, command, found)
 
     def complete_sessions(self, command: CompleteSessions) -> Settled:
-        """Complete in each session that is named; the tokens of one without a holder are lost."""
+        """Complete in each named session; the tokens of one without a holder are lost."""
         context = self.context
         keeps = self.entity.keeps_settled
         gone: list[int] = [] if keeps else context.outcome.deletes
@@ -463,7 +463,7 @@ class SessionQueue(MessagesBySession):
         return session_browse.delete_messages(self, command, found)
 
     def oldest(self) -> tuple[int, int | None] | None:
-        """Return the oldest of all sessions; None when there are too many to look through."""
+        """Return the oldest message of all sessions; None if there are too many to search."""
         if len(self.open_sessions) + len(self.dormant) > MAX_SESSIONS:
             return None
         fronts = [session.oldest() for session in self.open_sessions.values()]
@@ -473,7 +473,7 @@ class SessionQueue(MessagesBySession):
     def places_of(
         self, by_key: dict[int, int], rows: dict[int, StoredRow]
     ) -> list[tuple[SubQueueState, dict[int, int]]]:
-        """Return the sessions that the rows name, opened if need be."""
+        """Return the sessions of the rows, opened if necessary."""
         sessions: dict[bytes, dict[int, int]] = {}
         for row_key, number in by_key.items():
             row = rows.get(row_key)

@@ -1,18 +1,18 @@
-"""The rules of all subscriptions of a topic: which of them get a published message, and as what.
+"""The rules of all subscriptions of a topic, which select and change published messages.
 
-A subscription gets one copy, the message as published, when any of its rules without an action
-fits, and one more for each rule with an action that fits. When a rule that has to be asked cannot
-be evaluated, the subscription gets no copy and the error instead, as its dead-letter queue would:
-the first error counts. Rules without an action are asked until one fits, those that take every
-message and correlation filters first, so a rule whose answer does not matter cannot fail.
+A subscription gets one copy, the message as published, if any of its rules without an action
+matches, and one more for each matching rule with an action. If a rule cannot be evaluated, the
+subscription gets the first error instead of copies, for its dead-letter queue. Rules without an
+action are evaluated until one matches, those that match every message and correlation filters
+first, so a rule whose result is not needed cannot fail.
 
-Correlation filters are not asked one by one. Those that name the same fields form a group, which
-looks their values up together; a group is looked at when the message has one field of the group,
-its pivot. SQL filters are asked one by one.
+Correlation filters are not evaluated one by one. Those with the same fields form a group, which
+looks up their values together; a group is used if the message has one field of the group, its
+pivot. SQL filters are evaluated one by one.
 
-Asking takes steps, and each subscription may spend some on each message; beyond them it draws from
-what the apply has, never more than half of what is left. One that needs more gets an error, so a
-subscription of costly rules harms itself and neither the others nor the partition (`steps`).
+Evaluation costs steps. Each subscription may spend some on each message; beyond them it spends at
+most half of what is left of the apply's budget. One that needs more gets an error, so a
+subscription with expensive rules harms neither the others nor the partition (`steps`).
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ Member: TypeAlias = tuple[int, int]
 
 INDEXED_GROUPS: Final = 64
 INDEXED_PLACES: Final = 32
-"""Correlation filters of a subscription that name other places than so many others do, or more of
-them, are asked one by one: each message looks at every group that its properties lead to."""
+"""Maximum number of places in a filter, and of groups of a subscription, in the index; other
+filters are evaluated one by one: each message visits every group that its properties lead to."""
 
 
 class Routing:
     """The rules of a topic's subscriptions.
 
-    `steps` is what asking them may take, shared with the other topics of a partition.
+    `steps`: budget of evaluation, shared with the other topics of a partition.
     """
 
     def __init__(self, random: Random, steps: StepPool | None = None) -> None:
-        """Start without subscriptions; `random` is what newid() draws from."""
+        """Start without subscriptions; `random` supplies randomness for newid()."""
         self._random = random
         self._steps = StepPool() if steps is None else steps
         self._subscriptions: dict[int, _Subscription] = {}
@@ -83,7 +83,7 @@ class Routing:
     def put(self, subscription_no: int, rules: Sequence[RuleProperties]) -> None:
         """Add a subscription or replace its rules; raises `RuleError` before anything changes.
 
-        Rules that it has already, the same objects, are neither compiled nor indexed again.
+        Unchanged rules, by identity, are neither compiled nor indexed again.
         """
         before = self._subscriptions.get(subscription_no)
         known = {} if before is None else {id(rule.properties): rule for rule in before.rules}
@@ -111,7 +111,7 @@ class Routing:
             self._asked[subscription_no] = subscription
 
     def remove(self, subscription_no: int) -> None:
-        """Forget a subscription; one that is not there is fine."""
+        """Forget a subscription, if it exists."""
         subscription = self._subscriptions.get(subscription_no)
         if subscription is None:
             return
@@ -127,10 +127,10 @@ class Routing:
         self._asked.pop(number, None)
 
     def route(self, envelope: Envelope, now_ms: int) -> list[Copies]:
-        """Return what each subscription gets, in rising order of their numbers.
+        """Return the copies of each subscription, in rising order of their numbers.
 
-        Subscriptions that get nothing are absent. Nothing of the message is decoded when no rule
-        needs it. A subscription whose rules take more steps than it may spend gets an error.
+        Subscriptions without copies are absent. The message is decoded only if a rule needs it. A
+        subscription whose rules exceed its steps gets an error.
         """
         copies = [Copies(number, [envelope], None) for number in self._plain]
         if len(copies) == len(self._subscriptions):
@@ -139,7 +139,7 @@ class Routing:
         hits: dict[int, list[int]] | None
         try:
             hits = self._index.find(fields)
-        except DecodeError:  # each subscription says for itself which of its rules cannot be asked
+        except DecodeError:  # each subscription reports its own errors
             hits = None
             asked = [found for found in self._subscriptions.values() if not found.is_plain]
         else:
@@ -166,7 +166,7 @@ _NUMBER: Final = itemgetter(0)
 
 
 class _Rule:
-    """A rule and the number by which the index knows it."""
+    """A rule and its number in the index."""
 
     __slots__ = ("compiled", "number")
 
@@ -185,7 +185,7 @@ class _Rule:
 
 
 class _Subscription:
-    """The rules of one subscription, by what has to be done to ask them.
+    """The rules of one subscription, by the way of their evaluation.
 
     `indexed`: number -> rule of those that the index looks up. `passing` and `acting` are asked one
     by one, the latter with their places among all rules.
@@ -236,7 +236,7 @@ class _Subscription:
         self.is_asked = (self.is_always and has_actions) or bool(self.passing or self.acting)
 
     def copies(self, fields: MessageFields, hits: Sequence[int] | None) -> Copies | None:
-        """Return what it gets; `hits` are indexed rules that fit, None: not known."""
+        """Return the copies; `hits` are the matching indexed rules, None: unknown."""
         envelopes: list[Envelope] = []
         try:
             if self.is_always or self._passes(fields, hits):
@@ -261,7 +261,7 @@ class _Subscription:
             for number in hits:
                 if indexed[number].compiled.action is None:
                     return True
-        is_counted = fields.steps_left >= self.passing_steps  # all at once: this is faster
+        is_counted = fields.steps_left >= self.passing_steps  # all at once, which is faster
         if is_counted:
             fields.steps_left -= self.passing_steps
         for compiled in self.passing:
@@ -272,7 +272,7 @@ class _Subscription:
         return False
 
     def _acting(self, hits: Sequence[int] | None) -> Iterable[tuple[CompiledRule, bool]]:
-        """Return the rules with an action that may fit, in order, and whether they do."""
+        """Return the rules with an action that may match, in order, and whether they do."""
         if not hits and hits is not None:
             return [(compiled, False) for _, compiled in self.acting] if self.acting else ()
         found = [(at, compiled, False) for at, compiled in self.acting]
@@ -309,7 +309,7 @@ def _fits(compiled: CompiledRule, fields: MessageFields) -> bool:
 
 
 class _Group:
-    """The correlation filters that name the same places, by the values they ask for."""
+    """The correlation filters with the same places, by their values."""
 
     __slots__ = ("members", "pivot", "places")
 
@@ -320,12 +320,12 @@ class _Group:
 
 
 class _CorrelationIndex:
-    """Finds the correlation filters that a message fits without asking each."""
+    """Finds the matching correlation filters of a message without evaluating each."""
 
     def __init__(self) -> None:
         self._groups: dict[frozenset[Place], _Group] = {}
         self._by_pivot: dict[Place, list[_Group]] = {}
-        # How many groups name a field or a property; no other ones of a message are looked at.
+        # Number of groups with a field or a property; others of a message are ignored.
         self._fields: Counter[Field] = Counter()
         self._names: Counter[str] = Counter()
 
@@ -364,7 +364,7 @@ class _CorrelationIndex:
                 del counts[place]
 
     def find(self, fields: MessageFields) -> dict[int, list[int]]:
-        """Return subscription -> positions of its rules that fit; raises `DecodeError`."""
+        """Return subscription -> positions of its matching rules; raises `DecodeError`."""
         values: dict[Place, Hashable] = {}
         if self._fields:
             for field in self._fields:

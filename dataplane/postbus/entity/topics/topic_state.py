@@ -1,4 +1,4 @@
-"""A topic of a partition: what it refuses, and how a message becomes copies in its subscriptions.
+"""A topic of a partition: its refusals, and the copies of messages in its subscriptions.
 
 A topic keeps scheduled messages, and in its transfer dead-letter queue those it could not send on
 in a transaction; nothing lies in its ACTIVE, which gives it numbers. All
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from postbus.entity.partition_context import PartitionContext
 
 BURST_FACTOR: Final = 4
-"""So many times the copies fit into a burst of single messages, in the bytes of one; the rest is
-refused for the moment. They are one commit, but each is acknowledged for itself. Source: measured,
-docs/benchmarks.md: a commit of either takes about a second."""
+"""Factor by which a burst of single messages may have more copies than one publish, in the same
+bytes; further messages are refused temporarily. They are one commit, but acknowledged one by one.
+Source: measured, docs/benchmarks.md: a commit of either takes about a second."""
 
 SHARE_ALWAYS_BYTES: Final = 8_192
 SHARE_LEAST_BYTES: Final = 256
-"""A body above the first is stored once for two copies or more, above the second for more than two
-(ADR 7). Below it costs less to repeat it. Our choice."""
+"""Size above which a body is stored once: for more than two copies, and for two (ADR 7). Smaller
+ones are repeated, which costs less. Our choice."""
 
 COUNT_ONCE_BYTES: Final = 1_024
-"""A smaller body counts into the window for each copy: telling them apart costs more."""
+"""Size below which a body counts in the window for each copy: sharing costs more."""
 
 LATER: Final = Refused(Refusal.BUSY, "the messages sent before it make enough copies for now")
 TRANSFER_LOCK_MS: Final = 60_000
@@ -64,7 +64,7 @@ NO_SESSION: Final[dict[str, object]] = {
 
 
 class _Load(NamedTuple):
-    """Size of a publish: copies, their bytes, and the same with bodies in common counted once."""
+    """Size of a publish: copies, their bytes, and their bytes with shared bodies counted once."""
 
     copies: int
     size_bytes: int
@@ -74,7 +74,7 @@ class _Load(NamedTuple):
 class TopicState(QueueState):
     """See the module's docstring. `size_bytes` is that of the scheduled messages.
 
-    `checked_copies`: how many copies the last `check` has seen.
+    `checked_copies`: number of copies in the last `check`.
     """
 
     __slots__ = (
@@ -141,14 +141,14 @@ class TopicState(QueueState):
 
     @property
     def total_bytes(self) -> int:
-        """Size of everything that was published here and is still there."""
+        """Total size of the messages of the topic and its subscriptions."""
         return super().total_bytes + sum(
             subscription.total_bytes for subscription in self.subscriptions.values()
         )
 
     def receive_refusal(self, kind: SubQueue = SubQueue.ACTIVE) -> Refused | None:
-        """Say why nothing may be received, or None: only what a transaction sent by way of the
-        topic, and could not be delivered, is received from itself (S292).
+        """Return why nothing may be received, or None: a topic itself has only messages that
+        transactions sent via it and that could not be delivered (S292).
         """
         if kind is SubQueue.TRANSFER_DEAD_LETTER:
             return super().receive_refusal(kind)
@@ -161,7 +161,7 @@ class TopicState(QueueState):
         return self._size_refusal(envelope) or properties_refusal(envelope)
 
     def has_room(self, wanted_bytes: int) -> bool:
-        """Return whether the size limit allows this; sizes are summed up only now and then."""
+        """Return whether the size limit allows this; sizes are summed periodically only."""
         if self.context.is_checked:
             return True
         if wanted_bytes > self._room_bytes or self._room_checks <= 0:
@@ -171,7 +171,7 @@ class TopicState(QueueState):
         return wanted_bytes <= self._room_bytes
 
     def take_room(self, taken_bytes: int) -> None:
-        """Count what a subscription keeps beside messages."""
+        """Account for data of a subscription beside its messages."""
         self._room_bytes -= taken_bytes
 
     def check(
@@ -240,7 +240,7 @@ class TopicState(QueueState):
         is_atomic: bool,
         pending_bytes: int = 0,
     ) -> _Judged | Refused | Needs:
-        """Decide about each message and route what is published; nothing changes."""
+        """Decide about each message and route the accepted ones, without changing anything."""
         messages = command.messages
         digests: list[bytes | None] | None = None
         is_new = True
@@ -261,7 +261,7 @@ class TopicState(QueueState):
     def _judge_together(
         self, messages: list[Envelope], digests: list[bytes | None] | None, pending_bytes: int
     ) -> _Judged | None:
-        """Route the usual burst: nothing is refused, scheduled, seen before; else None."""
+        """Route a burst without refused, scheduled or duplicate messages; else return None."""
         max_bytes = self.max_message_bytes
         now_ms = self.context.now_ms
         route, check = self._routing.route, check_properties
@@ -375,7 +375,7 @@ class TopicState(QueueState):
         numbers: Iterable[int],
         enqueued_ms: int,
     ) -> None:
-        """Store what routing made of messages, each with its number in the topic."""
+        """Store the routed copies of messages, each with its number in the topic."""
         inserts = self.context.outcome.inserts
         first_insert = len(inserts)
         bursts: dict[int, list[Envelope]] = {}
@@ -450,7 +450,7 @@ class TopicState(QueueState):
         subscription.take(envelopes, total_bytes, is_shared=is_shared, enqueued_ms=enqueued_ms)
 
     def _share_bodies(self, inserts: list[InsertMessage], first: int) -> None:
-        """Have bodies that several of the new rows have in common stored once (ADR 7)."""
+        """Store bodies that several new rows share once (ADR 7)."""
         rows: dict[int, list[int]] = {}
         bodies: dict[int, bytes] = {}
         for row_key, _, envelope in inserts[first:]:
@@ -469,8 +469,8 @@ class _Judged:
     """Decisions about the messages of one command.
 
     `is_plain`: all are published, `routes[i]` belongs to message i. Else `by_index` has the routes
-    of what is published; what is in none of the places is a duplicate. `digests` are to be
-    remembered.
+    of published messages; a message in none of the fields is a duplicate. `digests` are to be
+    recorded.
     """
 
     __slots__ = (
@@ -532,7 +532,7 @@ def _reason_of(error: Exception) -> dict[str, object]:
 def _with_ttl(
     envelope: Envelope, most_ms: int, lowered: dict[tuple[int, int], Envelope]
 ) -> Envelope:
-    """Return a copy that lives no longer than a subscription lets it; others share it (S103)."""
+    """Return a copy with at most the time to live of its subscription; others share it (S103)."""
     if envelope.ttl_ms is None or envelope.ttl_ms <= most_ms:
         return envelope
     copy = lowered.get((id(envelope), most_ms))

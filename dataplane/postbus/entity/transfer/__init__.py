@@ -1,1 +1,1 @@
-"""Messages on their way between entities: the outbox and what arrives from one."""
+"""Messages on their way between entities: outbox and inbox."""

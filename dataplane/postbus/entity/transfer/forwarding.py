@@ -1,8 +1,8 @@
 """The receivers that move messages of a forwarded entity into the outbox.
 
-A forwarded sub-queue has one receiver, ours, which wants everything: older messages, those whose
-lock ended, dead letters that did not pass `expiry.move`. New messages do not pass through it, they
-go into the outbox at once.
+A forwarded sub-queue has one receiver, ours, with unlimited demand: for older messages, those whose
+lock ended, and dead letters that did not pass `expiry.move`. New messages go directly into the
+outbox.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Forwarder(Consumer):
         self.is_waiting = True
 
     def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
-        """Move a batch into the outbox, but not what has expired or is out of deliveries."""
+        """Move a batch into the outbox, except expired messages and those out of deliveries."""
         _move_all(sub, batch, self.target)
         return []
 
@@ -74,13 +74,13 @@ class SessionForwarder(SessionConsumer):
         self.limit = _EVERYTHING
 
     def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
-        """Move a batch; what is left of the session, or else the next one, follows."""
+        """Move a batch; the rest of the session, or else the next session, follows."""
         _move_all(sub, batch, self._target)
         if self.session is not None and not self.session.is_available:
             sub.context.resumed[self.go_on] = None
         return []
 
     def go_on(self) -> None:
-        """Give up a session of which nothing is left and wait for the next."""
+        """Release an empty session and wait for the next."""
         if self.session is not None and not self.session.is_available:
             self._give_up(self)

@@ -1,4 +1,4 @@
-"""Messages that arrive in a partition from the outboxes of others."""
+"""Messages that arrive in a partition from outboxes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from postbus.message.envelope import Envelope
 
 MAX_FORWARD_HOPS: Final = 4
-"""Most entities a message may be forwarded to, one after another. Source: Azure's page on
-auto-forwarding (an older one says 3)."""
+"""Maximum number of successive forwards of a message. Source: Azure's page on auto-forwarding (an
+older one says 3)."""
 
 ARRIVAL_ROWS: Final = 50_000
-"""Rows made by the messages of one arrival, after which the others must come again (ADR 20)."""
+"""Number of rows made by an arrival above which later messages must be sent again (ADR 20)."""
 
 
 class Inbox:
@@ -39,12 +39,12 @@ class Inbox:
             self._last_numbers[row.source_partition, row.entity_no] = row.last_number
 
     def drop(self, entity_no: int) -> None:
-        """Forget an entity that is dropped; its rows go with its definition."""
+        """Forget an entity that is dropped; its rows are deleted with its definition."""
         for place in [place for place in self._last_numbers if place[1] == entity_no]:
             del self._last_numbers[place]
 
     def arrive(self, command: Arrive, found: Sequence[StoredRow] | None) -> Arrived | Needs:
-        """Store what is new, in one vector if nothing of it is refused."""
+        """Store new messages, together if none is refused."""
         place = (command.source_partition, command.entity_no)
         last_number = self._last_numbers.get(place, 0)
         known = sum(number <= last_number for number in command.numbers)
@@ -57,7 +57,7 @@ class Inbox:
         refused = Refused(Refusal.HOPS_EXCEEDED) if any(hops) else None
         fresh = fresh[: hops.index(True)] if refused else fresh
         for envelope in fresh:
-            envelope.shared = None  # its body belongs to the accounts of where it comes from
+            envelope.shared = None  # its body is accounted for in its source
         count = 0
         if fresh:
             answer = self._store(entity, fresh, resent, found)
@@ -78,7 +78,7 @@ class Inbox:
         resent: list[bool],
         found: Sequence[StoredRow] | None,
     ) -> tuple[int, Refused | None] | Needs:
-        """Store messages up to the first that is refused; return how many, and the refusal."""
+        """Store messages up to the first refused one; return their number, and the refusal."""
         entity_no = entity.entity_no
         ids = [each for each, is_resent in zip(messages, resent, strict=False) if not is_resent]
         if entity.seen is None or not ids or len(ids) == len(messages):
@@ -88,7 +88,7 @@ class Inbox:
                 return reply
             if isinstance(reply, Enqueued):
                 return len(messages), None
-        else:  # whether the ids of some were seen is known before anything is stored
+        else:  # seen ids are looked up before anything is stored
             screened = entity.seen.screen(ids, found)
             if isinstance(screened, Needs):
                 return screened

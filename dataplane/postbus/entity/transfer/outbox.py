@@ -28,23 +28,24 @@ if TYPE_CHECKING:
     from postbus.entity.entity_state import EntityState
 
 OUTBOX_NO: Final = 0
-"""The entity number under which the rows of a partition's outbox lie."""
+"""The entity number of the rows of a partition's outbox."""
 
 SHIP_MESSAGES: Final = 64
 SHIP_BYTES: Final = 1 << 20
-"""Most messages and bytes of one `Ship`. Our choice: a burst that costs the target one commit."""
+"""Maximum messages and bytes of one `Ship`. Our choice: a burst that costs the target one
+commit."""
 
 LOADED_MESSAGES: Final = 256
 LOADED_BYTES: Final = 1 << 20
-"""Messages not offered yet that a partition keeps, on top of the window; other rows are read by
-the shipper."""
+"""Bytes of messages not offered yet that a partition keeps in memory, beside the window; other rows
+are read by the shipper."""
 
 DEAD: Final = 1
 RESENT: Final = 2
-"""Marks of a message in a queue: it was dead-lettered before; it was sent again by hand."""
+"""Marks of a message in a queue: it was dead-lettered before; it was resent by an operator."""
 
 RETRY_MS: Final = 1_000
-"""Time until a target is tried again that decided nothing. Our choice."""
+"""Pause before an offer is repeated to a target that decided nothing. Our choice."""
 
 
 def _transfer_reason_of(refusal: Refusal) -> tuple[str, str | None] | None:
@@ -130,7 +131,7 @@ class _TargetQueue:
         self.numbers = array("q")
         self.sources = array("q")
         self.sequences = array("q")
-        self.sizes = array("q")  # 0: an earlier life took it in, its size is not accounted for
+        self.sizes = array("q")  # 0: loaded, its size is not accounted for
         self.marks = bytearray()
         self.head = 0
         self.open_count = 0
@@ -147,7 +148,7 @@ class _TargetQueue:
         self.marks.append(DEAD * put.is_dead_letter | RESENT * put.is_resent)
 
     def close(self, kept: list[int]) -> None:
-        """Remove what was open except the entries at these indexes, which stay first."""
+        """Remove the open entries except those at these indexes, which stay first."""
         end = write = self.head + self.open_count
         for index in reversed(kept):
             write -= 1
@@ -187,7 +188,7 @@ class _TargetQueue:
 
 
 class Outbox:
-    """See the module's docstring. `unoffered` holds targets to look at after the command."""
+    """See the module's docstring. `unoffered`: targets to offer messages to after the command."""
 
     __slots__ = (
         "_context",
@@ -211,7 +212,7 @@ class Outbox:
         self.unoffered: dict[_TargetQueue, None] = {}
 
     def load(self, rows: Sequence[PutOutbound]) -> array[int]:
-        """Take over the rows of an earlier life; return those without a source."""
+        """Take over loaded rows; return those without a source."""
         orphans = array("q")
         for row in rows:
             entity = self._entities.get(row.source_no)
@@ -239,9 +240,9 @@ class Outbox:
         target: str,
         resent: list[int] | None = None,
     ) -> list[int]:
-        """Take new messages of an entity; return the sequence numbers they have there.
+        """Add new messages of an entity; return their sequence numbers there.
 
-        `resent`: the numbers of messages that are sent again by hand; they keep them.
+        `resent`: the numbers of messages that an operator resends; they keep them.
         """
         context = self._context
         inserts = context.outcome.inserts
@@ -270,10 +271,10 @@ class Outbox:
         *,
         is_dead_letter: bool = True,
     ) -> None:
-        """Take a loaded message that its sub-queue does not have in its order or accounts any more.
+        """Add a loaded message that was removed from the order and accounts of its sub-queue.
 
-        `section` replaces its application properties: it is being dead-lettered, and stays behind
-        as well where its entity has a history.
+        `section` replaces its application properties: it is being dead-lettered, and also stays in
+        its entity if that has a history.
         """
         envelope = message.envelope
         assert envelope is not None
@@ -294,7 +295,7 @@ class Outbox:
     def take_due(
         self, entity: EntityState, row_key: int, sequence: int, due_ms: int, size_bytes: int
     ) -> None:
-        """Take a scheduled message that is due; the entity accounts for it already."""
+        """Add a scheduled message that is due; the entity accounts for it already."""
         assert entity.forward_to is not None
         new_key = self._move_row(row_key, sequence, 0, due_ms, None)
         put = PutOutbound(new_key, entity.entity_no, entity.forward_to, sequence, False)
@@ -352,7 +353,7 @@ class Outbox:
     # --- going out --------------------------------------------------------------------------------
 
     def offer(self) -> None:
-        """Open a `Ship` for each target that has none and for which something came."""
+        """Open a `Ship` for each target with new messages that has none."""
         queues, self.unoffered = self.unoffered, {}
         for queue in queues:
             if not queue.open_count and len(queue) and queue.retry_ms <= self._context.now_ms:
@@ -399,7 +400,9 @@ class Outbox:
     # --- the answer -------------------------------------------------------------------------------
 
     def shipped(self, command: Shipped, found: Sequence[StoredRow] | None) -> Needs | None:
-        """Delete what arrived, keep what was refused for good, offer the rest and what follows."""
+        """Delete messages that arrived, move those refused permanently, offer the others and later
+        ones.
+        """
         context = self._context
         queue = self._queue_of(command.target)
         indexes = range(queue.head, queue.head + queue.open_count)
@@ -485,7 +488,7 @@ class Outbox:
     def drop(self, entity_no: int) -> array[int]:
         """Forget the messages of a dropped entity; return the rows to delete.
 
-        What is on its way goes when its fate is known.
+        Messages on their way are deleted when their fate is known.
         """
         row_keys = array("q")
         for queue in self._queues.values():
@@ -505,5 +508,5 @@ def _with_reason(section: bytes, refused: Refused, context: ApplyContext) -> byt
     limit_bytes = context.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
     try:
         return merge_properties(section, changes, limit_bytes)
-    except ValueError:  # a broken map must not keep the message in the outbox for ever
+    except ValueError:  # a malformed map must not keep the message in the outbox for ever
         return merge_properties(b"", changes, limit_bytes)
