@@ -25,7 +25,7 @@ MANIFESTS: Final = "postbus_manifests"
 """In the configuration of pytest: files and folders of manifests, from its own folder on."""
 
 ANSWER_S: Final = 90.0
-"""How long the bus may take for what it is asked; longer than it waits itself."""
+"""Timeout of a request to the bus; longer than its own waits."""
 
 ANY_PORT: Final = tuple(f"--{name}port=0" for name in ("", "tls-", "http-", "metrics-", "control-"))
 
@@ -53,7 +53,7 @@ class Bus:
         self._post("/v1/faults/lose-locks", {"entity": entity})
 
     def outage(self, duration: timedelta | str) -> None:
-        """Take the store away for so long, in real time; it comes back by itself."""
+        """Simulate an outage of the store for a duration of real time."""
         self._post("/v1/faults/store-outage", {"duration": _iso(duration)})
 
     def _post(self, path: str, body: Mapping[str, str]) -> None:

@@ -347,7 +347,7 @@ class Bus:
     # --- partitions -----------------------------------------------------------------------------
 
     def _make_clocks(self, stores: Stores) -> dict[Store, EntityClock]:
-        """Return a clock for each store, on that store's time; one for all if moved by hand."""
+        """Return a clock for each store, on that store's time; one for all if advanced manually."""
         if self._dev_clock is ClockMode.MANUAL:
             return dict.fromkeys(stores.all, ManualClock(_wall_ms))
         return {store: EntityClock(_monotonic_ms, _wall_ms) for store in stores.all}

@@ -55,7 +55,7 @@ class Opened:
 class Opening:
     """Opens the stores of one bus.
 
-    `is_embedded`: the store lies beside the keys of the bus and was just started, so that there is
+    `is_embedded`: the store is beside the keys of the bus and was just started, so that there is
     nothing to wait for.
     """
 

@@ -208,7 +208,7 @@ class Administration:
 
     @property
     def limits(self) -> NamespaceLimits:
-        """What the namespace's tier allows."""
+        """The limits of the namespace's tier."""
         return self._directory.limits
 
     @property

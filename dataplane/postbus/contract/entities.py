@@ -125,7 +125,7 @@ class NamespaceLimits:
 
     @property
     def is_upgraded(self) -> bool:
-        """Whether it is Premium and was created in another tier, whose partitions it keeps."""
+        """True if it is Premium and was created in another tier, whose partitions it keeps."""
         return (
             self.max_partitioned_count is None
             and self.partition_count == LIMITS[Sku.STANDARD].partition_count

@@ -141,9 +141,9 @@ class MoveMessage(NamedTuple):
     """Delete under the old key, insert under the new one, patch folded in (ADR 17).
 
     With `keeps_source` the old row stays as it is: a `SettleRows` of the same outcome names it.
-    `enqueued_ms` None keeps the stored one; `application_properties` None keeps what the row or
-    its patch said. `kept` of the new key gets `sequence` and `delivery_count`, except when the new
-    key lies in ACTIVE (activation), where the key gives the number. `death` of a message that
+    `enqueued_ms` None keeps the stored one; `application_properties` None keeps what the row or its
+    patch said. `kept` of the new key gets `sequence` and `delivery_count`, except when the new key
+    is in ACTIVE (activation), where the key determines the number. `death` of a message that
     becomes a dead letter by this.
     """
 
@@ -290,8 +290,8 @@ class PutOutbound(NamedTuple):
     """A row of the outbox: its target and its source.
 
     The row's key is its number. `source_no` and `sequence` name it in the transfer dead-letter
-    queue; `is_dead_letter`: it was dead-lettered in its source before. `is_resent`: it was sent
-    again by hand, and is no duplicate of itself.
+    queue; `is_dead_letter`: it was dead-lettered in its source before. `is_resent`: an operator
+    resent it, so that it is no duplicate of itself.
     """
 
     row_key: int

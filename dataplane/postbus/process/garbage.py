@@ -1,7 +1,7 @@
 """Schedule of garbage collections in a process that runs a bus: after a time, and after growth.
 
 Python counts objects, not bytes. A few objects in a cycle may hold megabytes, and with many
-messages in memory Python's own rule asks for a full collection next to never. Memory of connections
+messages in memory Python's own rule almost never starts a full collection. Memory of connections
 and partitions is freed without one; this is for forgotten cycles.
 """
 
@@ -16,7 +16,7 @@ from resource import getpagesize
 from typing import Final
 
 THRESHOLDS: Final = (50_000, 20, 100)
-"""Collections of a broker's memory find next to nothing, and each one is a pause: the youngest
+"""Collections of a broker's memory find almost nothing, and each one is a pause: the youngest
 generation is collected after this many objects, the middle one each twentieth time, all when
 `Collector` decides."""
 

@@ -8,8 +8,8 @@ three places, by what they know of the bus:
   `bus-<hash of that path>`;
 - its control port: a note `bus-<port>`, without a key.
 
-Notes lie in a folder of the temporary directory that only its user may enter. A note that a killed
-bus left is known by its process id and removed; a `bus.json` is removed by the next bus there.
+Notes are in a folder of the temporary directory that only its user may enter. A note that a killed
+bus left is recognized by its process id and removed; a `bus.json` is removed by the next bus there.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def connection_string(endpoint: str, rule: str, key: str) -> str:
 
 
 def bus_of_data_directory(data: Path) -> Announcement | None:
-    """Return the announcement of the bus of a data directory, None when none runs there."""
+    """Return the announcement of the bus of a data directory, None if none runs there."""
     return _read(data / FILE_NAME) or _read_note(_name_of_data(data))
 
 
 def bus_at_control_port(port: int) -> Announcement | None:
-    """Return the announcement of this user's bus at a port, None when there is none."""
+    """Return the announcement of this user's bus at a port, None if there is none."""
     return _read_note(_name_of_port(port))
 
 
@@ -78,7 +78,7 @@ def bus_at_control_port(port: int) -> Announcement | None:
 
 @contextlib.contextmanager
 def announced_as(data: Path, announcement: Announcement) -> Iterator[None]:
-    """Announce a bus as if its data lay in this folder, in which nothing is created."""
+    """Announce a bus as if its data were in this folder, in which nothing is created."""
     _leave_note(_name_of_data(data), announcement)
     try:
         yield

@@ -1,4 +1,6 @@
-"""Samples of a running bus for its metrics: the only module that reads numbers of all parts."""
+"""Samples of a running bus for its metrics: the only module that reads the counters of all
+parts.
+"""
 
 from __future__ import annotations
 

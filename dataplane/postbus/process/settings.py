@@ -68,15 +68,15 @@ class Settings(BaseSettings):
     `http_port`. 0 takes any free port. Default: 5672, the registered one of AMQP."""
 
     is_plain_enabled: bool | None = None
-    """Whether to listen without TLS. Default: only when `host` is loopback, since keys would cross
-    the network in clear text."""
+    """Listen without TLS. Default: only if `host` is loopback, since keys would cross the network
+    in clear text."""
 
     tls_port: int = Field(5671, ge=0, le=65_535)
     """Port of TLS: AMQP, and HTTP as on `http_port`. 0 takes any free port. Default: 5671, the
     registered one of AMQP and the only one that all SDKs accept with TLS."""
 
     is_tls_enabled: bool = True
-    """Whether to listen with TLS. Default: yes."""
+    """Listen with TLS. Default: yes."""
 
     tls_certificate_file: Path | None = None
     """Certificate chain in PEM form; a new one is used within seconds. Default: one signed by the
@@ -108,11 +108,11 @@ class Settings(BaseSettings):
     """Address of that port. Default: loopback; metrics name queues and need no key."""
 
     is_metrics_enabled: bool = True
-    """Whether to serve metrics and health. Default: yes."""
+    """Serve metrics and health. Default: yes."""
 
     is_tracing_enabled: bool = False
-    """Whether spans of traced messages are sent to OpenTelemetry; needs the extra `tracing`. The
-    target is in its own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT. Default: no."""
+    """Send spans of traced messages to OpenTelemetry; needs the extra `tracing`. The target is in
+    its own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT. Default: no."""
 
     control_port: int = Field(9465, ge=0, le=65_535)
     """Port of the control API, which the command line, CI and the operator use. 0 takes any free
@@ -122,11 +122,11 @@ class Settings(BaseSettings):
     """Address of that port. Default: loopback; any other address needs TLS."""
 
     is_control_enabled: bool = True
-    """Whether to serve the control API. Default: yes."""
+    """Serve the control API. Default: yes."""
 
     is_control_tls_enabled: bool | None = None
-    """Whether the control API is served with TLS, with the certificate of `tls_certificate_file`.
-    Default: only when `control_host` is not loopback, or if callers may present certificates."""
+    """Serve the control API with TLS, with the certificate of `tls_certificate_file`. Default: only
+    when `control_host` is not loopback, or if callers may present certificates."""
 
     control_token_file: Path | None = None
     """File of tokens for callers of the control API, one per line, of at least 20 characters. It is
@@ -137,12 +137,12 @@ class Settings(BaseSettings):
     Default: none, tokens only."""
 
     window_bytes: int = Field(256 * 1024 * 1024, ge=1024 * 1024)
-    """Memory for messages that are ready to be delivered, in bytes, shared by all partitions. What
-    does not fit stays in Postgres and is read when it is needed. Default: 256 MiB."""
+    """Memory for messages that are ready to be delivered, in bytes, shared by all partitions. Other
+    messages stay in Postgres and are read when needed. Default: 256 MiB."""
 
     is_unsafe: bool = False
-    """Whether to accept a Postgres that may lose accepted messages in a power cut (`fsync` or
-    `synchronous_commit` off) and to run the embedded one that way. Default: no."""
+    """Accept a Postgres that may lose accepted messages in a power cut (`fsync` or
+    `synchronous_commit` off), and run the embedded one that way. Default: no."""
 
     grace_s: float = Field(10.0, ge=0, le=3_600)
     """Seconds that a stop waits for clients before it closes their connections. Accepted messages
@@ -166,7 +166,7 @@ class Settings(BaseSettings):
 
     @property
     def has_stores(self) -> bool:
-        """Whether addresses of databases are given."""
+        """True if addresses of databases are given."""
         return self.stores is not None or self.stores_file is not None
 
     @property
@@ -179,12 +179,12 @@ class Settings(BaseSettings):
 
     @property
     def listens_plain(self) -> bool:
-        """Whether to listen without TLS, with the default of `is_plain_enabled`."""
+        """True if the bus listens without TLS, with the default of `is_plain_enabled`."""
         return is_loopback(self.host) if self.is_plain_enabled is None else self.is_plain_enabled
 
     @property
     def is_control_tls(self) -> bool:
-        """Whether the control API uses TLS, with the default of `is_control_tls_enabled`."""
+        """True if the control API uses TLS, with the default of `is_control_tls_enabled`."""
         if self.is_control_tls_enabled is not None:
             return self.is_control_tls_enabled
         return not is_loopback(self.control_host) or self.control_client_ca_file is not None

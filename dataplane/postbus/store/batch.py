@@ -48,8 +48,8 @@ OVERLAP_ROWS: Final = 100
 ADR 32."""
 CROWD_COMMITS: Final = 2
 GATHER_ROUNDS: Final = 4
-"""When at least `CROWD_COMMITS` commits of other partitions are in flight, a commit of fewer than
-`OVERLAP_ROWS` rows starts `GATHER_ROUNDS` iterations of the event loop later; iterations are short
+"""A commit of fewer than `OVERLAP_ROWS` rows starts `GATHER_ROUNDS` iterations of the event loop
+later while at least `CROWD_COMMITS` commits of other partitions are in flight; iterations are short
 on an idle broker. Source: measured; a hundred queues in 16 partitions, both ways: 60 to 90 rows a
 commit instead of 30, and a quarter less CPU for a message."""
 INLINE_BODY_BYTES = 8_192
@@ -305,5 +305,5 @@ def _without_passing(
 
 
 def index_range(keys: array[int], first_key: int, end_key: int) -> tuple[int, int]:
-    """Return the slice of sorted keys that lies in [first_key, end_key)."""
+    """Return the slice of sorted keys in [first_key, end_key)."""
     return bisect_left(keys, first_key), bisect_left(keys, end_key)

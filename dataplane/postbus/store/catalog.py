@@ -138,7 +138,8 @@ class CatalogStore:
             return int(await connection.fetchval(READ_VERSION))
 
     async def buried(self, copies: Mapping[int, int]) -> set[int]:
-        """Return the entities of `copies` that are deleted for good, also those without tombstone.
+        """Return the entities of `copies` that are deleted permanently, also those without
+        tombstone.
 
         `copies`: number -> version of the definition that a partition has. An entity that is not in
         the catalog was deleted and its tombstone forgotten, or the catalog was restored to an
@@ -176,7 +177,7 @@ class CatalogStore:
         return entries
 
     async def delete(self, entity_no: int, reason: DeletedReason, fence: CatalogFence) -> int:
-        """Free the name of an entity, and those of a topic's subscriptions, for good.
+        """Delete an entity permanently, and a topic's subscriptions; their names are free.
 
         Their numbers are never reused. A retained entity can no longer be restored. Return the new
         version.

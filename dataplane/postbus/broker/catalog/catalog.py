@@ -155,7 +155,7 @@ class Catalog:
             self.followers.notify_move(entry)
 
     async def remove(self, entry: CatalogEntry, version: int) -> None:
-        """Remove an entity for good, a topic with its subscriptions, and notify followers."""
+        """Remove an entity permanently, a topic with its subscriptions, and notify followers."""
         number = entry.entity_no
         below = (*self.entries.subscriptions_of(number), *self.entries.retained_below(number))
         self.version = version
@@ -203,7 +203,7 @@ class Catalog:
         """Read what a partition needs that was just loaded; return what it has to drop (ADR 27).
 
         `copies`: number -> version of the definitions it has, `version`: up to which it followed,
-        `was_ours`: nobody else has owned it since it was loaded here before. An entity is never
+        `was_ours`: no other broker has owned it since its previous load here. An entity is never
         dropped because it is unknown here: there must be a tombstone. Raises StoreUnavailable.
         """
         if not was_ours or version > self._version:

@@ -470,7 +470,7 @@ class Directory:
         return Put(entries[0], put.known is None)
 
     async def _delete(self, entry: CatalogEntry, reason: DeletedReason) -> bool:
-        """Delete an existing or retained entity for good."""
+        """Delete an existing or retained entity permanently."""
         number = entry.entity_no
         version = await self.catalog.written(
             self.catalog.store.delete(number, reason, self.catalog.fence()),

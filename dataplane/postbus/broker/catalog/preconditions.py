@@ -253,7 +253,7 @@ def check_count(
         if len(entries.subscriptions_of(topic.entity_no)) >= most:
             raise refusal(
                 Refusal.QUOTA_EXCEEDED,
-                f"{topic.name} already has the maximum of {most} subscriptions",
+                f"{topic.name} has the maximum of {most} subscriptions",
             )
         return
     if entries.count >= limits.max_entity_count:

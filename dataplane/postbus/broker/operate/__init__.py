@@ -1,1 +1,1 @@
-"""Operating a bus: messages by hand, readiness, traces, the controls of a development bus."""
+"""Operating a bus: message operations, readiness, traces, the controls of a development bus."""

@@ -81,7 +81,7 @@ class ManualClock(EntityClock):
         self._offset_ms += duration_ms
 
     def observe(self, database_ms: int) -> None:
-        """Continue from a later sample, which an earlier life persisted after it was advanced.
+        """Continue from a later sample, which was persisted before a restart, after an advance.
 
         Rounding and clocks of other machines do not advance the clock.
         """

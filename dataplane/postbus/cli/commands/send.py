@@ -31,12 +31,12 @@ WINDOW: Final = 500
 """Maximum number of unconfirmed messages; the bus groups concurrent ones in a commit."""
 
 BUSY_S: Final = 30.0
-"""How long to retry a message when the bus is busy, as clients of Service Bus do."""
+"""Maximum time of retries of a message while the bus is busy, as in clients of Service Bus."""
 
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 3.0
 ANSWER_S: Final = 30.0
-"""How long to wait for confirmations after a failure, to count the sent messages."""
+"""Maximum wait for confirmations after a failure, to count the sent messages."""
 
 EPILOG: Final = examples(
     "postbus send orders 'hello'",

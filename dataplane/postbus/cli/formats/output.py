@@ -28,7 +28,7 @@ class Format(StrEnum):
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table, as wide as the terminal or as all columns need."""
+        """True for a table, limited to the terminal's width or not."""
         return self in {Format.TABLE, Format.WIDE}
 
 

@@ -230,7 +230,7 @@ class AdmissionControl:
         return False
 
     def refusals_of_keys(self) -> dict[str, int]:
-        """Return how often a share was used up, by limit."""
+        """Return the number of requests above a share, by limit."""
         return {
             "connections": self.of_keys.refused_count,
             "log_lines": self._logged.refused_count,

@@ -1,4 +1,4 @@
-"""Whether an entity can be sent to or received from at all; the same answer for every protocol."""
+"""Refusals of entities that cannot be sent to or received from; the same for every protocol."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class InflightBudget:
         return True
 
     def refusals(self) -> dict[str, int]:
-        """Return how often a share was used up, by limit."""
+        """Return the number of requests above a share, by limit."""
         return {
             "reading": self.reading.refused_count,
             "unanswered": self.unanswered.refused_count,

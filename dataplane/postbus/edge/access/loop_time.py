@@ -104,7 +104,7 @@ class LoopTime:
         return False
 
     def saw(self, account: str) -> None:
-        """Note that an account is present, whatever its turns cost."""
+        """Record that an account is present, whatever its turns cost."""
         now_ns = self._now_ns()
         if account.startswith(UNAUTHENTICATED):
             self._unknown_ns = now_ns
@@ -115,7 +115,7 @@ class LoopTime:
         self._known_ns = now_ns
 
     def note(self, account: str, began_ns: int, took_ns: int) -> None:
-        """Note the end of a turn.
+        """Record the end of a turn.
 
         `took_ns`: its CPU time, which on a busy machine is less than the time others waited.
         """

@@ -3,7 +3,7 @@
 In these states every request is refused, for one reason that the log has elsewhere. The first
 refusal of a reason is logged at once, then once a minute the number that followed and their
 entities. Refusals caused by a client are logged one by one: their texts have a tracking id that
-somebody will look for.
+people search for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUMMED: Final = frozenset({Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.STORE_F
 """Refusals that are temporary, or that affect all clients."""
 
 SUMMARY_S: Final = 60.0
-"""Interval of log entries while a condition lasts. Our choice: seldom enough to be read."""
+"""Interval of log entries while a condition lasts. Our choice: rare enough to be read."""
 
 MAX_ENTITIES: Final = 1_000
 """Entities counted separately for each reason; the rest are counted together."""

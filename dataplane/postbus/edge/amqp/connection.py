@@ -186,7 +186,7 @@ class AmqpConnection:
                 self.broke()
 
     def set_paused(self, is_paused: bool) -> None:
-        """Note whether the transport is full."""
+        """Record whether the transport is full."""
         self.is_paused = is_paused
         if not is_paused:
             self.feed_starved()

@@ -14,7 +14,7 @@ from typing import Final
 from postbus.entity.commands import DemandSet, Refused, SetDemand
 
 UNKNOWN: Final = -1
-"""Stands for a demand that may not have reached the entity."""
+"""A demand that may not have reached the entity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DemandWindow:
         self.drain: SetDemand | None = None
         """Drain that the entity has not answered."""
         self.drain_due_s: float | None = None
-        """When `expire_drain` must be called."""
+        """Time at which `expire_drain` must be called."""
         self._limits = limits
         self._average_bytes = average_bytes
         self._consumer_id = 0
@@ -131,7 +131,7 @@ class DemandWindow:
         return True
 
     def _allowance(self, credit: int, is_held: bool) -> int:
-        """Return how many more deliveries the client may get now."""
+        """Return the number of further deliveries that the client may get now."""
         limits = self._limits
         credit = max(min(credit, limits.max_unsettled - self.unsettled_count), 0)
         if is_held:  # deliveries requested before may come

@@ -28,11 +28,11 @@ class HeldSessions:
         self._holders: dict[tuple[int, bytes], SessionHolder] = {}
 
     def add(self, entity_no: int, session_id: bytes, holder: SessionHolder) -> None:
-        """Remember which link holds a session."""
+        """Record the link that holds a session."""
         self._holders[entity_no, session_id] = holder
 
     def remove(self, entity_no: int, session_id: bytes, holder: SessionHolder) -> None:
-        """Forget that a link held a session, unless another link holds it by now."""
+        """Forget that a link held a session, unless another link holds it now."""
         if self._holders.get((entity_no, session_id)) is holder:
             del self._holders[entity_no, session_id]
 

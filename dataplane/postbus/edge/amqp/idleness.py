@@ -1,7 +1,7 @@
 """Detaches idle links after ten minutes, as Service Bus does.
 
 An endpoint sets a flag on use, which costs one store; the connection's tick checks its endpoints
-now and then. So a link needs no timer, and is detached at most one tick late, never early.
+periodically. So a link needs no timer, and is detached at most one tick late, never early.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     @property
     def is_owing(self) -> bool:
-        """Whether the client waits for answers."""
+        """True if the client waits for answers."""
         return self._connection is not None and self._connection.unanswered_count > 0
 
     def stop_reading(self) -> None:

@@ -98,7 +98,7 @@ class ReceiverEndpoint:
         self._drain_timer: asyncio.TimerHandle | None = None
         self._session_id: bytes | None = None
         self._lost = LOST
-        self._returns: list[bytes] = []  # tokens of deliveries the client had no credit for
+        self._returns: list[bytes] = []  # tokens of deliveries without credit
         self._unsent: deque[Delivery] = deque()  # the same in receive-and-delete
         self._tag = 0
 
@@ -119,7 +119,7 @@ class ReceiverEndpoint:
         self.connection.pump_soon(self)  # a flow may have followed the attach
 
     def flowed(self) -> None:
-        """Note that the client granted or withdrew credit, or asks to drain."""
+        """Handle a change of credit, or the request of a drain."""
         self.idleness.is_used = True
         self.connection.pump_soon(self)
 
@@ -195,7 +195,7 @@ class ReceiverEndpoint:
 
     @guarded
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Send the entity's deliveries; return those the client has no credit for any more."""
+        """Send the entity's deliveries; return those for which the client no longer has credit."""
         link, window = self._link, self._window
         taken = window.receive(len(deliveries), link.credit if link.is_attached else 0)
         if taken < len(deliveries):
@@ -273,7 +273,7 @@ class ReceiverEndpoint:
 
     @guarded
     def _drained(self, command: SetDemand, reply: DemandSet | Refused) -> None:
-        """Note that the deliveries of one step are sent, or that there are no more."""
+        """Record that the deliveries of one step are sent, or that there are no more."""
         link = self._link
         is_draining = link.is_attached and link.is_draining
         if self._window.end_drain(command, reply, is_draining=is_draining) is not None:

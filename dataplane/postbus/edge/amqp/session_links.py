@@ -1,7 +1,7 @@
 """Endpoint of a receiver link that asks for a session: the attach waits until one is granted.
 
 A client names a session or takes the next available one; the answer to the attach names the
-session. When its lock is lost the link is detached, and nothing on it can be settled any more.
+session. When its lock is lost the link is detached, and its deliveries can no longer be settled.
 """
 
 from __future__ import annotations

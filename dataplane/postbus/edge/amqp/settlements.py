@@ -25,7 +25,7 @@ from postbus.entity.commands import Disposition, Refusal, Refused, Settled
 DEAD_LETTERED: Final = Rejected()
 LOST: Final = Refused(Refusal.LOCK_LOST)
 PRE_SETTLED: Final = -1
-"""Stands for the delivery id of a transfer that gets no answer."""
+"""In place of the delivery id of a transfer that gets no answer."""
 
 RELOADING: Final = frozenset({Refusal.UNKNOWN, Refusal.STORE_FULL, Refusal.BUSY})
 """Refusals of a settlement that only a reload of the partition causes: a commit that failed or has

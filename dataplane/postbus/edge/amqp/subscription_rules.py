@@ -1,6 +1,6 @@
 """Rules of subscriptions as AMQP clients list and change them, by the right to listen.
 
-Administration changes them, as for everybody else. A request of a link is answered by callback, so
+Administration changes them, as for all protocols. A request of a link is answered by callback, so
 that each change runs in a task of the bus.
 """
 
@@ -33,7 +33,7 @@ class SubscriptionRules:
         self._start = start
 
     def listed(self, path: str) -> Sequence[RuleDescription] | Refused:
-        """Return the rules of a subscription in the order they were made."""
+        """Return the rules of a subscription in order of their creation."""
         found = self._administration.find(path)
         if found is None:
             return Refused(Refusal.ENTITY_NOT_FOUND, f"there is no subscription {path}")
@@ -70,7 +70,8 @@ class SubscriptionRules:
     ) -> None:
         """Make a change with an audit entry, and answer.
 
-        Clients that may listen may change rules, as often as they like: such calls share entries.
+        Every client with the right to listen may change rules, at any rate: such calls share
+        entries.
         """
         reply: Done | Refused = Done()
         try:

@@ -88,7 +88,7 @@ class TransactionContext(LinkContext, Protocol):
 
     @property
     def is_authorised(self) -> bool:
-        """Whether the client has shown a key that is still good."""
+        """True if the client has presented a key that is still valid."""
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Return whether a live grant of the connection covers a right on a path."""

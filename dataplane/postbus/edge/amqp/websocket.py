@@ -1,6 +1,6 @@
 """AMQP over WebSocket: the handshake, then frames around the stream of an AMQP connection.
 
-The HTTP server hands a request over for good: from the handshake on the socket belongs to a
+The HTTP server hands the connection over: from the handshake on the socket belongs to a
 `WebSocketTransport`, which is the transport of an ordinary AMQP connection. Limits, idle times and
 shutdown are those of TCP.
 """

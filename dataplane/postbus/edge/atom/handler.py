@@ -1,6 +1,6 @@
 """Administration over HTTP: requests of `ServiceBusAdministrationClient`s become administration.
 
-Every request needs Manage on its path, before its body is read; only the root answers everybody.
+Every request needs Manage on its path, before its body is read; only the root needs no right.
 Definitions are answered with exact counts or not at all: while a partition cannot be asked, a query
 is answered "busy".
 """

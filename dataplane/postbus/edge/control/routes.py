@@ -89,7 +89,7 @@ class Route:
 
     `refusals`: statuses besides those that every operation may answer. `scope`: required of a
     caller's token; operations on keys require all scopes. `is_change`: it takes the caller's epoch,
-    and the store may be away. `is_versioned`: it takes `If-Match`, or `If-None-Match` where
+    and the store may be unavailable. `is_versioned`: it takes `If-Match`, or `If-None-Match` where
     something can be created. `answer` None: JSON.
     """
 

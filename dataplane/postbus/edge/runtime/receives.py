@@ -145,7 +145,7 @@ class _Consumer:
     def __init__(self, router: Router, address: Address, receiver: Receiver) -> None:
         self._receiver = receiver
         self.is_quiet = False
-        """Whether it is registered without demand and can serve another receive."""
+        """True if it is registered without demand and can serve another receive."""
         self._router = router
         self._address = address
         self._loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ class _Consumer:
         self._consumer_id = 0
         self._delivered = 0  # as counted by the entity since the consumer was added
         self._number = 0  # counts the receives, to recognize an answer to an earlier one
-        self._is_last = False  # whether the entity is asked for the last time
+        self._is_last = False  # True while the last look is in progress
 
     async def take(self, timeout_s: float) -> Delivery | Refused | None:
         self._number += 1

@@ -109,7 +109,7 @@ _UNKNOWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RequestPath:
-    """Target of a request: `path` is the entity's, decoded, in the case of the request.
+    """A parsed request path: `path` is the entity's, decoded, in the case of the request.
 
     `lock_token` is a delivery tag. `below`: the rest of the address, such as `messages/head`.
     """
@@ -125,7 +125,7 @@ class RequestPath:
 
 
 def target_of(method: str, raw_path: str) -> RequestPath:
-    """Return the target of a request. Raises `HttpRefused` 400, 404, 405."""
+    """Parse method and path of a request. Raises `HttpRefused` 400, 404, 405."""
     raw, _, query = raw_path.partition("?")
     if "://" in raw:  # the absolute form, as sent to proxies
         raw = "/" + raw.partition("://")[2].partition("/")[2]

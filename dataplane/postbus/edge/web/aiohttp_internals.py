@@ -1,7 +1,7 @@
 """Undocumented parts of aiohttp that Postbus depends on.
 
 All other modules use names that aiohttp documents. Any release of aiohttp may change these, so
-pyproject.toml has a ceiling: the first minor version that nobody has tried. To raise it, run
+pyproject.toml has a ceiling: the first minor version that was not tested. To raise it, run
 tests/edge/web/test_aiohttp_internals.py with that version.
 """
 
@@ -32,17 +32,17 @@ class AiohttpConnection(web.RequestHandler):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a handler is running."""
+        """True while a handler is running."""
         return self._request_in_progress
 
     @property
     def has_waiting_requests(self) -> bool:
-        """Whether heads were read that wait for a handler."""
+        """True if heads were read that wait for a handler."""
         return bool(self._messages)
 
     @property
     def is_upgraded(self) -> bool:
-        """Whether the last head asked for an upgrade: bytes behind it are kept unread."""
+        """True if the last head requested an upgrade: bytes after it are kept unread."""
         return self._upgraded
 
     @property

@@ -49,11 +49,11 @@ class HttpConnection(AiohttpConnection):
         self._body: StreamReader | None = None
         self._head_bytes = 0
         self.is_unauthenticated: Callable[[], bool] = _never
-        """Whether the client has not presented a key yet: it has one request at a time."""
+        """Returns True until the client has presented a key: it may have one request at a time."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits or is being answered."""
+        """True if no request waits or is being answered."""
         return not (self.is_answering or self.has_waiting_requests)
 
     def data_received(self, data: bytes) -> None:

@@ -69,13 +69,13 @@ class MessageOrder:
 
     @property
     def has_absent(self) -> bool:
-        """Whether rows must be read before all messages can be taken."""
+        """True if rows must be read before all messages can be taken."""
         return bool(self._backlog or self._stubs)
 
     # --- arrivals ---------------------------------------------------------------------------------
 
     def restore(self, row_keys: array[int]) -> None:
-        """Take over the keys of an earlier life into an empty order."""
+        """Take over the keys that were loaded into an empty order."""
         assert self.is_empty
         self._backlog = row_keys
 

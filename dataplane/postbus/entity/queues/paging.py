@@ -34,7 +34,7 @@ these. Our choice: half a fetch."""
 
 
 def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> None:
-    """Load what waiting receivers take at once and what has room; keep keys of the rest."""
+    """Load messages that waiting receivers take at once or that fit; keep the keys of the rest."""
     window, order = sub.context.window, sub.order
     demand = 0
     if sub.waiting and not order.has_absent:
@@ -70,7 +70,7 @@ def unload(sub: SubQueueState, message: QueuedMessage) -> None:
 
 
 def evict_tail(sub: SubQueueState) -> None:
-    """Keep only the keys of what is newer than the backlog."""
+    """Keep only the keys of messages newer than the backlog."""
     _forget(sub, sub.order.unload_tail())
 
 
@@ -151,7 +151,7 @@ def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
         if stub_keys:
             row_keys += stub_keys
             if _affordable(sub, len(row_keys)) < len(row_keys):
-                evict_ready(sub)  # what returned comes first
+                evict_ready(sub)  # returned messages come first
         count = min(limit - len(row_keys), order.backlog_count)
         if count:
             count = min(count, _affordable(sub, count))
@@ -222,7 +222,7 @@ def hand_out(sub: SubQueueState, rows: deque[StoredRow]) -> None:
 
 
 def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
-    """Load, in key order, rows that are wanted, are still here and have room; return how many."""
+    """Load, in key order, rows that are wanted, still exist and fit; return their number."""
     window, order = sub.context.window, sub.order
     is_wanted = bool(sub.waiting)
     keys = order.next_keys(len(rows))

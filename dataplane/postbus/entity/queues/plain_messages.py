@@ -41,7 +41,7 @@ class PlainMessages(SubQueueState):
     requires_session: ClassVar[bool] = False
 
     def load(self, loaded: LoadedPartition) -> None:
-        """Take over the rows of an earlier life."""
+        """Take over loaded rows."""
         place = (self.entity.entity_no, self.kind)
         row_keys = loaded.keys.get(place)
         if row_keys:

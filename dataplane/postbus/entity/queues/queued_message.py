@@ -11,8 +11,8 @@ class QueuedMessage:
 
     `envelope` is None while only the row holds it (a stub); `size_bytes` and `ttl_ms` are set from
     then on. `failures` counts failed deliveries, `recorded` the attempts the tables know (ADR 19).
-    `token` is None unless locked; `locked_until_ms` means something only with a token. `receiver`
-    is who got it last, there once it was delivered.
+    `token` is None unless locked; `locked_until_ms` means something only with a token. `receiver`:
+    its last receiver, set by the first delivery.
     """
 
     __slots__ = (

@@ -188,7 +188,7 @@ class MessagesBySession(SubQueueState):
     def append_key(
         self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
     ) -> None:
-        """Take a message that was moved here; its row is read when a receiver wants it."""
+        """Append a message that was moved here; its row is read when a receiver wants it."""
         assert session_id is not None
         self.ledger.store(1, grown_bytes)
         session = self.open_sessions.get(session_id)

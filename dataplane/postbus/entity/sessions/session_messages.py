@@ -69,7 +69,7 @@ class SessionMessages(SubQueueState):
 
     @property
     def is_available(self) -> bool:
-        """Whether there are messages to deliver."""
+        """True if there are messages to deliver."""
         return not self.order.is_empty
 
     @property
@@ -111,7 +111,7 @@ class SessionMessages(SubQueueState):
             message.locked_until_ms = until_ms
 
     def pump(self) -> None:
-        """Hand out to the holder, unless its time is over and only the Tick has not come yet."""
+        """Deliver to the holder, unless its lock has expired and the Tick is still to come."""
         if not self.waiting:
             return
         if self.session_until_ms <= self.context.now_ms:
@@ -124,7 +124,7 @@ class SessionMessages(SubQueueState):
             SubQueueState.pump(self)
 
     def _hand_out_one(self, message: QueuedMessage) -> None:
-        """Do what `pump` does when there is a single message, as usual with many holders."""
+        """Do the same as `pump` for a single message, the usual case with many holders."""
         context, consumer = self.context, self.waiting[0]
         batch = [message]
         if consumer.mode is ReceiveMode.PEEK_LOCK:
@@ -155,7 +155,7 @@ class SessionMessages(SubQueueState):
         return message
 
     def take_short_of_room(self, message: QueuedMessage) -> None:
-        """Take a new message; keep only its key unless it is wanted at once or has room."""
+        """Append a new message; keep only its key unless it is wanted at once or fits."""
         if self.order.backlog_count:
             self.order.append_keys([message.row_key])
         else:

@@ -91,7 +91,7 @@ class SessionQueue(MessagesBySession):
     def append_key(
         self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
     ) -> None:
-        """Take a message that was moved here; its row is read when a receiver wants it."""
+        """Append a message that was moved here; its row is read when a receiver wants it."""
         super().append_key(row_key, grown_bytes, session_id=session_id)
         if self.waiters:
             self.context.resumed[self._serve] = None

@@ -1,11 +1,11 @@
 """A topic of a partition: its refusals, and the copies of messages in its subscriptions.
 
 A topic keeps scheduled messages, and in its transfer dead-letter queue those it could not send on
-in a transaction; nothing lies in its ACTIVE, which gives it numbers. All
-copies of a publish are one commit. A copy that a subscription cannot take (its filter failed, or it
-has no session id where one is needed) is inserted into the subscription's dead-letter queue. A
-disabled subscription gets no copies; one that is only not received from collects them. Our choice.
-A subscription asks its topic for the limits they have in common.
+in a transaction; its ACTIVE is empty and only supplies numbers. All copies of a publish are one
+commit. A copy that a subscription cannot take (its filter failed, or it has no session id where one
+is needed) is inserted into the subscription's dead-letter queue. A disabled subscription gets no
+copies; one that is only not received from collects them. Our choice. A subscription asks its topic
+for the limits they have in common.
 """
 
 from __future__ import annotations
