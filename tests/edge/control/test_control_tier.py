@@ -284,3 +284,16 @@ def test_manifests_and_exports_of_existing_entities_still_apply(
             (tmp_path / "other.yaml").write_text(other.replace("enablePartitioning: true", ""))
             says = "stays Premium" if tier == "Premium" else "change it with PUT"
             command_line.fails("apply", str(tmp_path / "other.yaml"), code=4, says=says)
+
+
+def test_entities_of_a_manifest_without_a_tier_have_the_defaults_of_the_store(
+    database: str, tmp_path: Path
+) -> None:
+    file, folder = tmp_path / "bus.yaml", tmp_path / "bus"
+    with controlled_bus(database, folder, definition=PREMIUM):
+        pass
+    file.write_text(MANIFESTS.replace("  sku: {name: Standard}\n", "").replace("true", "false"))
+    with controlled_bus(database, folder, definition=read_one_bus([file])) as bus:
+        made = bus.caller.get(path_of("queues", "plain")).body["properties"]
+        assert made["maxMessageSizeInKilobytes"] == 1024
+        send_large(bus, "plain")
