@@ -342,14 +342,16 @@ async def test_a_server_that_may_lose_messages_ends_a_start(
         await start.ends_with("synchronous_commit=off.*--unsafe")
 
 
-async def test_newer_tables_and_another_tier_end_a_start(
+async def test_newer_tables_and_other_partitions_end_a_start(
     database: Database, tmp_path: Path
 ) -> None:
     async with starting(tmp_path, database.dsn) as start:
         await start.is_ready()
-    premium = NamespaceProperties.model_validate({"sku": {"name": "Premium"}})
+    premium = NamespaceProperties.model_validate(
+        {"sku": {"name": "Premium"}, "premiumMessagingPartitions": 4}
+    )
     async with starting(tmp_path, database.dsn, tier=premium) as start:
-        await start.ends_with("the store was created as Standard with 16 partitions")
+        await start.ends_with("the namespace has 16 partitions, fixed at its creation, not 4")
     connection = await asyncpg.connect(database.dsn)
     await connection.execute("insert into postbus.migration values (9999, '9999_post_x.sql')")
     await connection.close()
