@@ -173,7 +173,7 @@ async def test_a_change_without_an_audit_line_is_refused(rig: Rig) -> None:
         changed.append(1)
 
     rig.store.failures = [StoreUnavailable("gone")]
-    with pytest.raises(DirectoryRefusal, match="cannot be audited: gone") as caught:
+    with pytest.raises(DirectoryRefusal, match=r"cannot be audited.*: gone") as caught:
         await rig.audit.recorded(CHANGE, change())
     assert caught.value.refused.refusal is Refusal.NOT_APPLIED
     assert not changed
