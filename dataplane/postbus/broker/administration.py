@@ -247,6 +247,11 @@ class Administration:
         """Return the number of entities of a kind."""
         return self._directory.count_of(kind)
 
+    @property
+    def unmanaged_count(self) -> int:
+        """Number of entities without a mark of the program that keeps them."""
+        return self._directory.unmanaged_count
+
     def acknowledged(self) -> dict[int, int]:
         """Return partition -> the version of the catalog it has.
 

@@ -268,11 +268,15 @@ class RuntimeInformation(ResponseBody):
 
 
 class EntityTotals(ResponseBody):
-    """Numbers of entities of a namespace, as of its `version`."""
+    """Numbers of entities of a namespace, as of its `version`.
+
+    `unmanaged` is the number of those without a `managedBy` mark.
+    """
 
     queues: int
     topics: int
     subscriptions: int
+    unmanaged: int
 
 
 class NamespaceDescription(ResponseBody):

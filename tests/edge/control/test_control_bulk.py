@@ -69,11 +69,15 @@ def test_pages_of_all_subscriptions_are_bounded(api: Caller, query: str) -> None
 def test_namespace_has_totals_of_its_version(api: Caller) -> None:
     before = api.get("/v1/namespace").body
     make_topic(api, "total", "one", "two")
-    assert api.put(path_of("queues", "total-queue"), {}).status == 201
+    mark = "?managed-by=operator"
+    assert api.put(path_of("queues", "total-queue") + mark, {}).status == 201
     after = api.get("/v1/namespace").body
     grown = {kind: count - before["entities"][kind] for kind, count in after["entities"].items()}
-    assert grown == {"queues": 1, "topics": 1, "subscriptions": 2}
+    assert grown == {"queues": 1, "topics": 1, "subscriptions": 2, "unmanaged": 3}
     assert after["version"] > before["version"]
+    assert api.put(path_of("topics", "total") + mark, {}).status == 200
+    marked = api.get("/v1/namespace").body["entities"]
+    assert marked == after["entities"] | {"unmanaged": after["entities"]["unmanaged"] - 1}
     assert api.delete(path_of("topics", "total")).status == 200
     assert api.delete(path_of("queues", "total-queue") + "?policy=Retain").status == 200
     assert api.get("/v1/namespace").body["entities"] == before["entities"]

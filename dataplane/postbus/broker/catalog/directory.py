@@ -157,6 +157,10 @@ class Directory:
     def count_of(self, kind: EntityKind) -> int:
         return self._entries.count_of(kind)
 
+    @property
+    def unmanaged_count(self) -> int:
+        return self._entries.unmanaged_count
+
     def subscription_count(self, topic_no: int) -> int:
         return len(self._entries.subscriptions_of(topic_no))
 

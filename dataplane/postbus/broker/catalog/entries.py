@@ -36,6 +36,8 @@ class Entries:
         """Queues and topics that are partitioned."""
         self.count = 0
         """Queues and topics."""
+        self.unmanaged_count = 0
+        """Queues, topics and subscriptions without a mark of the program that keeps them."""
         for entry in entries:
             self.put(entry)
 
@@ -55,6 +57,7 @@ class Entries:
                 insort(order, name)
         self._by_name[name] = entry
         self._by_number[entry.entity_no] = entry
+        self.unmanaged_count += not entry.managed_by
         if entry.kind is not EntityKind.SUBSCRIPTION:
             self.count += 1
             self.partitioned_count += entry.is_partitioned
@@ -73,6 +76,7 @@ class Entries:
             del order[bisect_left(order, name)]
         del self._by_name[name]
         del self._by_number[entry.entity_no]
+        self.unmanaged_count -= not entry.managed_by
         if entry.kind is not EntityKind.SUBSCRIPTION:
             self.count -= 1
             self.partitioned_count -= entry.is_partitioned

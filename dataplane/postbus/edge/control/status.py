@@ -76,6 +76,7 @@ class ControlStatus:
                 queues=administration.count_of(EntityKind.QUEUE),
                 topics=administration.count_of(EntityKind.TOPIC),
                 subscriptions=administration.count_of(EntityKind.SUBSCRIPTION),
+                unmanaged=administration.unmanaged_count,
             ),
             applied_hash=applied_hash(administration.properties),
             properties=administration.properties,
