@@ -55,7 +55,7 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 
 def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
-    document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
+    document, status, queue, topic, moved, *rest = command_output(dev_bus, tmp_path)
     namespace, keys, rotated, connected, restored, history, messages, audit, *rest = rest
     fenced, forgotten = rest
     assert json.loads(namespace)["entityId"] == 0
@@ -65,6 +65,9 @@ def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     assert (put["created"], len(put["appliedHash"])) == (True, 64)
     made, subscribed, counted = answers(topic)
     assert (made["created"], subscribed["created"], counted["messageCount"]) == (True, True, 0)
+    (page,) = answers(moved)
+    assert (page["isEnd"], page["startsOver"]) == (True, True)
+    assert {"orders", "shop/events/Subscriptions/large"} <= {each["name"] for each in page["items"]}
     rule, with_keys = answers(keys)
     assert (rule["primaryKey"], with_keys["rights"]) == (None, ["Listen", "Send"])
     assert min(len(with_keys["primaryKey"]), len(with_keys["secondaryKey"])) == 44

@@ -21,6 +21,7 @@ from postbus.broker.partition.host import Host
 from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.control.audit import ControlAudit
 from postbus.edge.control.authorization import ControlAuthorizer
+from postbus.edge.control.counts import ControlCounts
 from postbus.edge.control.development import ControlDevelopment
 from postbus.edge.control.entities import ControlEntities
 from postbus.edge.control.history import ControlHistory
@@ -108,6 +109,7 @@ def _server(
     operations = {
         **status.operations(),
         **ControlEntities(controlled.administration).operations(),
+        **ControlCounts(controlled.administration).operations(),
         **ControlRules(controlled.rules, controlled.administration).operations(),
         **ControlHistory(controlled.administration).operations(),
         **audit.operations(),

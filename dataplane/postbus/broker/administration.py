@@ -27,6 +27,7 @@ from postbus.broker.catalog.preconditions import (
     rule_named,
 )
 from postbus.broker.partition.activity import Activity, Rates, oldest_age_of
+from postbus.broker.partition.counts_feed import CountsFeed, EntityMovement
 from postbus.broker.partition.host import Host
 from postbus.broker.spread.replies import away
 from postbus.contract.entities import (
@@ -51,6 +52,7 @@ __all__ = [
     "DeletePolicy",
     "EntityChange",
     "EntityDescription",
+    "EntityRuntime",
     "PutMode",
     "RuleDescription",
     "RuntimeInformation",
@@ -157,6 +159,33 @@ class RuntimeInformation:
 
 
 @dataclass(frozen=True, slots=True)
+class EntityRuntime:
+    """The counts of an entity in a list. `is_known`: at least one of its partitions is available;
+    else the counts are zero and mean nothing.
+    """
+
+    entity_no: int
+    name: str
+    kind: EntityKind
+    runtime: RuntimeInformation
+    is_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePage:
+    """Entities whose counts changed after a cursor, the latest change last.
+
+    `cursor`: that of the next page. `starts_over`: the given cursor was of no use, and the pages
+    have all entities.
+    """
+
+    items: list[EntityRuntime]
+    cursor: str
+    is_end: bool
+    starts_over: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EntityTraffic:
     """Present traffic of an entity.
 
@@ -187,6 +216,7 @@ class Administration:
         self._hosts = hosts
         self._tombstones = tombstones
         self._feed = ChangeFeed(directory, tombstones)
+        self._counts_feed = CountsFeed(directory, hosts)
         self.activity = Activity(hosts)
         self._now_ms = now_ms
         self._loading_s = loading_s
@@ -296,6 +326,21 @@ class Administration:
             subscriptions,
             description.partitions,
         )
+
+    async def runtime_since(self, cursor: str, top: int) -> RuntimePage:
+        """Return counts of at most `top` entities that changed after a cursor.
+
+        Partitions that can be reached are loaded; entities of the others are limited. Raises
+        NOT_APPLIED while no partition with entities can be loaded.
+        """
+        hosts = self._counts_feed.homes()
+        reachable = [host for host in hosts if away(host) is None]
+        problem = await self._load(reachable) if reachable else _problem_of(hosts)
+        if hosts and not any(host.is_loaded for host in hosts):
+            raise refusal(Refusal.NOT_APPLIED, problem or RELOADING)
+        page = await self._counts_feed.since(cursor, top)
+        items = [_moved(movement) for movement in page.items]
+        return RuntimePage(items, page.cursor, page.is_end, page.starts_over)
 
     async def traffic(self, path: str) -> EntityTraffic:
         """Return the present traffic of an entity; waits at most 2 s. Raises ENTITY_NOT_FOUND."""
@@ -499,6 +544,18 @@ def _problem_of(hosts: Sequence[Host]) -> str:
     troubles = [host.trouble for host in hosts if host.trouble is not None]
     why = f": {troubles[0]}" if troubles else ""
     return f"the store is unavailable{why}; try again"
+
+
+def _moved(movement: EntityMovement) -> EntityRuntime:
+    entry, counts = movement.entry, movement.counts
+    runtime = _runtime(
+        sum_of(()) if counts is None else counts,
+        entry.created_ms,
+        Availability.LIMITED if movement.is_limited else Availability.AVAILABLE,
+        movement.subscription_count,
+        movement.unavailable_partitions,
+    )
+    return EntityRuntime(entry.entity_no, entry.name, entry.kind, runtime, counts is not None)
 
 
 def _runtime(

@@ -13,24 +13,19 @@ from postbus.broker.administration import (
     Administration,
     DeletePolicy,
     EntityDescription,
-    EntityTraffic,
     PutMode,
 )
 from postbus.broker.administration import RuleDescription as KnownRule
-from postbus.broker.administration import RuntimeInformation as Counted
 from postbus.broker.catalog.preconditions import WantedEntity
 from postbus.contract.control import (
     Applied,
-    CountDetails,
     Deleted,
     DeletionPolicy,
-    MessageRates,
     ProblemType,
     QueueDescription,
     QueuePage,
     RuleDescription,
     RulePage,
-    RuntimeInformation,
     SubscriptionDefinition,
     SubscriptionDescription,
     SubscriptionPage,
@@ -47,6 +42,7 @@ from postbus.contract.entities import (
     subscription_path,
 )
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, answering_if_match
+from postbus.edge.control.counts import runtime_of
 from postbus.edge.control.routes import MANAGED_BY
 
 
@@ -240,7 +236,7 @@ class ControlEntities:
     async def _count(self, kind: EntityKind, path: str) -> Answer:
         name = self._get(kind, path).name
         counted = await self._administration.runtime(name)
-        return Answer(_runtime(counted, await self._administration.traffic(name)))
+        return Answer(runtime_of(counted, await self._administration.traffic(name)))
 
 
 def applied(administration: Administration, put: EntityDescription, *, is_new: bool) -> Answer:
@@ -337,36 +333,6 @@ def _without_rules(wanted: SubscriptionDefinition) -> SubscriptionProperties:
 def _rule(rule: KnownRule) -> RuleDescription:
     return RuleDescription(
         name=rule.properties.name, created_at=_time(rule.created_ms), properties=rule.properties
-    )
-
-
-def _runtime(counted: Counted, traffic: EntityTraffic) -> RuntimeInformation:
-    rates = traffic.rates
-    counts = CountDetails(
-        active_message_count=counted.active,
-        dead_letter_message_count=counted.dead_letter,
-        scheduled_message_count=counted.scheduled,
-        transfer_message_count=counted.transfer,
-        transfer_dead_letter_message_count=counted.transfer_dead_letter,
-    )
-    return RuntimeInformation(
-        message_count=counted.active
-        + counted.dead_letter
-        + counted.scheduled
-        + counted.transfer
-        + counted.transfer_dead_letter,
-        count_details=counts,
-        size_in_bytes=counted.size_bytes,
-        accessed_at=_time(counted.accessed_ms),
-        availability=counted.availability.value,
-        unavailable_partitions=counted.unavailable_partitions,
-        subscription_count=counted.subscription_count,
-        rates=None
-        if rates is None
-        else MessageRates(
-            incoming=rates.accepted, outgoing=rates.delivered, completed=rates.completed
-        ),
-        oldest_message_age_seconds=traffic.oldest_age_s,
     )
 
 

@@ -44,6 +44,7 @@ from postbus.contract.control import (
     TopicDescription,
     TopicPage,
 )
+from postbus.contract.control_counts import EntityCountsPage
 from postbus.contract.control_messages import (
     DeletedMessages,
     DeleteMessages,
@@ -75,12 +76,14 @@ MAX_VERSION: Final = 2**63 - 1
 class Query:
     """A parameter behind the question mark; `schema` is its JSON schema.
 
-    Without a default in it, the call does not have the parameter when the request has not.
+    Without a default in it, the call does not have the parameter when the request has not. `form`
+    completes "must …" in the refusal of a text that does not match the pattern.
     """
 
     name: str
     schema: dict[str, Any]
     meaning: str
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,12 @@ SINCE: Final = Query(
     {"type": "integer", "minimum": 0, "maximum": MAX_VERSION, "default": 0},
     "Return changes after this catalog version.",
 )
+CURSOR: Final = Query(
+    "since",
+    {"type": "string", "pattern": r"^(?:0|[0-9a-f]{16}\.[0-9]{1,19})$", "default": "0"},
+    "Return changes after this `cursor` of the last answer; 0 begins with all entities.",
+    form="be 0 or the cursor of an answer",
+)
 WAIT: Final = Query(
     "wait",
     {"type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0},
@@ -141,6 +150,7 @@ MANAGED_BY: Final = Query(
     "Set the opaque mark of the program that keeps this definition, in printable ASCII; empty"
     " removes it. Without this parameter the mark stays. Updates over the administration API keep"
     " it, and tombstones have it.",
+    form="have at most 512 printable ASCII characters",
 )
 
 KEYS: Final = Query(
@@ -377,6 +387,16 @@ NAMESPACE: Final = (
         "namespace",
         "Get the status of the broker and its partitions",
         Status,
+    ),
+    Route(
+        "listCounts",
+        "GET",
+        "/v1/runtime",
+        "namespace",
+        "List the message counts of all entities whose counts changed since a cursor",
+        EntityCountsPage,
+        queries=(CURSOR, TOP),
+        refusals=(503,),
     ),
     Route(
         "listConnections",

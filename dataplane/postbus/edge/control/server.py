@@ -247,8 +247,8 @@ def _expected(query: Query) -> str:
             return "must be true or false, once"
         case _ if "enum" in schema:
             return f"must be one of {', '.join(schema['enum'])}, once"
-        case _ if "pattern" in schema:
-            return f"must have at most {schema['maxLength']} printable ASCII characters, once"
+        case _ if query.form:
+            return f"must {query.form}, once"
         case _:
             return "must occur once"
 
