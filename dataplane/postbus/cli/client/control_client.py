@@ -1,6 +1,6 @@
-"""The client of the control API, for all commands.
+"""The client of the control API for all commands: it finds the bus, and says what to do.
 
-Each failure becomes one sentence that says what to do; no sentence contains a token.
+Each failure becomes one sentence; no sentence contains a token.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Final, TypeVar
-from urllib.parse import quote
-
-import aiohttp
+from typing import Any, TypeVar, assert_never
 
 from postbus.cli.client.contexts import NO_BUS_HERE, BusAddress
 from postbus.cli.failures import ContextError, RefusedError
+from postbus.client import control
+from postbus.client.control import ANSWER_S, Failure, RequestFailed, RequestRefused, part
 
-ANSWER_S: Final = 90.0
-"""Longer than the bus itself waits for a request."""
+__all__ = [
+    "ConflictError",
+    "ControlClient",
+    "NotFoundError",
+    "UnavailableError",
+    "part",
+    "run_with",
+]
 
-CONNECT_S: Final = 10.0
 T = TypeVar("T")
 
 
@@ -36,67 +39,12 @@ class UnavailableError(RefusedError):
     """The bus or the store of an entity is unavailable."""
 
 
-class ControlClient:
-    """An open client; an asynchronous context manager. Every method may raise `RefusedError`."""
+class ControlClient(control.ControlClient):
+    """An open client; every method may raise `RefusedError` instead of the errors of its base."""
 
     def __init__(self, target: BusAddress) -> None:
+        super().__init__(target.control, target.token(), _trusted(target))
         self._target = target
-        self._url = target.control
-        self._session: aiohttp.ClientSession
-
-    async def __aenter__(self) -> ControlClient:
-        token = self._target.token()
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(ANSWER_S, connect=CONNECT_S),
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
-            connector=aiohttp.TCPConnector(ssl=self._trust()),
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._session.close()
-
-    def _trust(self) -> ssl.SSLContext | bool:
-        path = self._target.context.ca_file
-        if path is None or not self._url.startswith("https:"):
-            return True
-        try:
-            return ssl.create_default_context(cafile=path)
-        except (OSError, ssl.SSLError):
-            raise ContextError(f"CA file {path}: contains no certificates (PEM)") from None
-
-    # --- asking ---------------------------------------------------------------------------------
-
-    async def get(self, path: str, **query: object) -> Any:
-        """Return the object at a path. Query values None are left out."""
-        return await self.ask("GET", path, query=query)
-
-    async def put(self, path: str, body: Mapping[str, object], **query: object) -> Any:
-        """Create or replace a definition; repeating it changes nothing."""
-        return await self.ask("PUT", path, body, query)
-
-    async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Run an operation."""
-        return await self.ask("POST", path, body or {})
-
-    async def delete(self, path: str, **query: object) -> Any:
-        """Delete the object at a path."""
-        return await self.ask("DELETE", path, query=query)
-
-    async def all_of(self, path: str, page: int = 500) -> list[dict[str, Any]]:
-        """Return all items of a list, reading it page by page."""
-        found: list[dict[str, Any]] = []
-        skip: int | None = 0
-        while skip is not None:
-            answer = await self.get(path, skip=skip, top=page)
-            found += answer["items"]
-            skip = answer["nextSkip"]
-        return found
 
     async def ask(
         self,
@@ -106,82 +54,81 @@ class ControlClient:
         query: Mapping[str, object] | None = None,
     ) -> Any:
         """Send one request and return the JSON of its response, None if it is empty."""
-        asked = {
-            name.replace("_", "-"): str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in (query or {}).items()
-            if value is not None
-        }
         try:
-            async with self._session.request(
-                method, self._url + path, json=body, params=asked
-            ) as response:
-                text = await response.read()
-                answer: Any = await response.json() if text else None
-                if response.status < 400:
-                    return answer
-                raise self._refusal(response.status, answer)
-        except aiohttp.ClientConnectorCertificateError:
-            raise RefusedError(
-                f"the certificate of {self._url} is not trusted: set its CA with"
-                " postbus context set NAME --ca-file FILE"
-            ) from None
-        except aiohttp.ClientConnectorSSLError:
-            raise RefusedError(
-                f"the server at {self._url} does not use TLS: try an address with http://"
-            ) from None
-        except aiohttp.ClientConnectorError:
-            raise RefusedError(
-                f"no bus answers at {self._url}: start one with postbus dev, or select another"
-                " with postbus context use"
-            ) from None
-        except TimeoutError:
-            raise RefusedError(
-                f"the bus at {self._url} did not answer within {ANSWER_S:.0f} s"
-            ) from None
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            hint = (
-                ""
-                if self._url.startswith("https:")
-                else "; if it uses TLS, the address starts with https://"
-            )
-            raise RefusedError(
-                f"the bus at {self._url} closed the connection without an answer; the request may"
-                f" have taken effect{hint}"
-            ) from None
-        except (aiohttp.ClientError, ValueError, TypeError, KeyError):
-            raise RefusedError(
-                f"the server at {self._url} is not the control API of a bus: check the address with"
-                " postbus context show"
-            ) from None
+            return await super().ask(method, path, body, query)
+        except RequestFailed as error:
+            raise RefusedError(_explained(error.failure, self._target.control)) from None
+        except RequestRefused as error:
+            raise self._refusal(error) from None
 
-    def _refusal(self, status: int, answer: dict[str, Any]) -> RefusedError:
-        message = str(answer["detail"] if "detail" in answer else answer["error"])
-        if status == 404:
-            return NotFoundError(message)
-        if status == 409:
-            return ConflictError(message)
-        if status == 503:
-            return UnavailableError(message)
-        if status == 401 and self._target.is_guess:
-            return RefusedError(f"{NO_BUS_HERE}; the bus at {self._url} belongs to another folder")
-        if status == 401 and self._target.context.token_file is None:
+    def _refusal(self, error: RequestRefused) -> RefusedError:
+        target = self._target
+        if error.status == 404:
+            return NotFoundError(error.detail)
+        if error.status == 409:
+            return ConflictError(error.detail)
+        if error.status == 503:
+            return UnavailableError(error.detail)
+        if error.status == 401 and target.is_guess:
             return RefusedError(
-                f"the bus at {self._url} requires a control token: set the file with it by"
+                f"{NO_BUS_HERE}; the bus at {target.control} belongs to another folder"
+            )
+        if error.status == 401 and target.context.token_file is None:
+            return RefusedError(
+                f"the bus at {target.control} requires a control token: set the file with it by"
                 " postbus context set NAME --token-file FILE"
             )
-        return RefusedError(message)
+        return RefusedError(error.detail)
 
 
-def part(name: str) -> str:
-    """Return a name encoded as one segment of a path, including its slashes."""
-    return quote(name, safe="")
+def _trusted(target: BusAddress) -> ssl.SSLContext | None:
+    path = target.context.ca_file
+    if path is None or not target.control.startswith("https:"):
+        return None
+    try:
+        return ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError):
+        raise ContextError(f"CA file {path}: contains no certificates (PEM)") from None
+
+
+def _explained(failure: Failure, url: str) -> str:
+    """Return what happened, and what to do."""
+    match failure:
+        case Failure.CERTIFICATE_UNTRUSTED:
+            return (
+                f"the certificate of {url} is not trusted: set its CA with"
+                " postbus context set NAME --ca-file FILE"
+            )
+        case Failure.NO_TLS:
+            return f"the server at {url} does not use TLS: try an address with http://"
+        case Failure.NO_CONNECTION:
+            return (
+                f"no bus answers at {url}: start one with postbus dev, or select another"
+                " with postbus context use"
+            )
+        case Failure.LATE:
+            return f"the bus at {url} did not answer within {ANSWER_S:.0f} s"
+        case Failure.CLOSED:
+            is_plain = not url.startswith("https:")
+            hint = "; if it uses TLS, the address starts with https://" if is_plain else ""
+            return (
+                f"the bus at {url} closed the connection without an answer; the request may"
+                f" have taken effect{hint}"
+            )
+        case Failure.NOT_A_CONTROL_API:
+            return (
+                f"the server at {url} is not the control API of a bus: check the address with"
+                " postbus context show"
+            )
+        case _:
+            assert_never(failure)
 
 
 def run_with(target: BusAddress, work: Callable[[ControlClient], Awaitable[T]]) -> T:
     """Run work with an open client."""
 
     async def run() -> T:
-        async with ControlClient(target) as control:
-            return await work(control)
+        async with ControlClient(target) as client:
+            return await work(client)
 
     return asyncio.run(run())

@@ -1,0 +1,158 @@
+"""The client of the control API. Errors say what happened; its callers say what to do about it.
+
+Source of paths, bodies and answers: `docs/openapi.json`. No error contains a token.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import aiohttp
+
+from postbus.contract.control import ProblemType
+
+ANSWER_S: Final = 90.0
+"""Longer than the bus itself waits for a request."""
+
+CONNECT_S: Final = 10.0
+
+
+class Failure(Enum):
+    """Why a request has no answer of a bus. After LATE and CLOSED it may have taken effect."""
+
+    NO_CONNECTION = "no connection"
+    CERTIFICATE_UNTRUSTED = "the certificate is not trusted"
+    NO_TLS = "the server does not use TLS"
+    LATE = "no answer in time"
+    CLOSED = "the connection was closed without an answer"
+    NOT_A_CONTROL_API = "the answer is not that of a control API"
+
+
+class RequestFailed(Exception):
+    """A request without an answer of a bus."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.value)
+        self.failure = failure
+
+
+class RequestRefused(Exception):
+    """A problem that a bus answered (RFC 9457); the text is its `detail`.
+
+    `type` is None if this version does not know it.
+    """
+
+    def __init__(self, status: int, type: ProblemType | None, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.type = type
+        self.detail = detail
+
+
+class ControlClient:
+    """An open client; an asynchronous context manager.
+
+    Every method may raise `RequestFailed` or `RequestRefused`.
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, trusted: ssl.SSLContext | None = None
+    ) -> None:
+        """`trusted` None: the certificates that the system trusts."""
+        self._url = url
+        self._token = token
+        self._trusted = trusted
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(ANSWER_S, connect=CONNECT_S),
+            headers={} if self._token is None else {"Authorization": f"Bearer {self._token}"},
+            connector=aiohttp.TCPConnector(ssl=self._trusted or True),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, **query: object) -> Any:
+        """Return the object at a path. Query values None are left out."""
+        return await self.ask("GET", path, query=query)
+
+    async def put(self, path: str, body: Mapping[str, object], **query: object) -> Any:
+        """Create or replace a definition; repeating it changes nothing."""
+        return await self.ask("PUT", path, body, query)
+
+    async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """Run an operation."""
+        return await self.ask("POST", path, body or {})
+
+    async def delete(self, path: str, **query: object) -> Any:
+        """Delete the object at a path."""
+        return await self.ask("DELETE", path, query=query)
+
+    async def all_of(self, path: str, page: int = 500) -> list[dict[str, Any]]:
+        """Return all items of a list, reading it page by page."""
+        found: list[dict[str, Any]] = []
+        skip: int | None = 0
+        while skip is not None:
+            answer = await self.get(path, skip=skip, top=page)
+            found += answer["items"]
+            skip = answer["nextSkip"]
+        return found
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> Any:
+        """Send one request and return the JSON of its response, None if it is empty."""
+        asked = {
+            name.replace("_", "-"): str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in (query or {}).items()
+            if value is not None
+        }
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, params=asked
+            ) as response:
+                text = await response.read()
+                answer: Any = await response.json() if text else None
+                if response.status < 400:
+                    return answer
+                raise _refusal(response.status, answer)
+        except aiohttp.ClientConnectorCertificateError:
+            raise RequestFailed(Failure.CERTIFICATE_UNTRUSTED) from None
+        except aiohttp.ClientConnectorSSLError:
+            raise RequestFailed(Failure.NO_TLS) from None
+        except aiohttp.ClientConnectorError:
+            raise RequestFailed(Failure.NO_CONNECTION) from None
+        except TimeoutError:
+            raise RequestFailed(Failure.LATE) from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            raise RequestFailed(Failure.CLOSED) from None
+        except (aiohttp.ClientError, ValueError, TypeError, KeyError):
+            raise RequestFailed(Failure.NOT_A_CONTROL_API) from None
+
+
+def _refusal(status: int, answer: dict[str, Any]) -> RequestRefused:
+    known = {each.value: each for each in ProblemType}
+    detail = answer["detail"] if "detail" in answer else answer["error"]
+    return RequestRefused(status, known.get(answer.get("type", "")), str(detail))
+
+
+def part(name: str) -> str:
+    """Return a name encoded as one segment of a path, including its slashes."""
+    return quote(name, safe="")
