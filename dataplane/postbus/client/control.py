@@ -23,7 +23,7 @@ CONNECT_S: Final = 10.0
 
 
 class Failure(Enum):
-    """Why a request has no answer of a bus. After LATE and CLOSED it may have taken effect."""
+    """Reasons for a missing answer. After LATE and CLOSED the request may have taken effect."""
 
     NO_CONNECTION = "no connection"
     CERTIFICATE_UNTRUSTED = "the certificate is not trusted"

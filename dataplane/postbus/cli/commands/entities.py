@@ -8,11 +8,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.markup import escape
 
 from postbus.cli.client.contexts import ContextName, find_target
 from postbus.cli.commands.watching import watched, with_availability
 from postbus.cli.completion import complete_entities, did_you_mean
-from postbus.cli.failures import RefusedError, examples, expected_failures, out
+from postbus.cli.failures import RefusedError, err, examples, expected_failures, out
 from postbus.cli.formats.output import Format, OutputFormat, Yes, asks_yes, print_objects
 
 if TYPE_CHECKING:
@@ -184,13 +185,20 @@ def get(
         if watch:
             run_with(target, lambda control: watched(lambda: work(control), output))
         found = run_with(target, work)
-        columns: Mapping[str, str] | None = None
         if kind in COUNTED:
-            columns = WIDE_COLUMNS if output is Format.WIDE else COLUMNS
-            columns = with_availability(columns, found)
-        is_deleted = kind is ObjectKind.DELETED
-        empty = "no restorable entities" if is_deleted else f"no {kind.value}"
-        print_objects(found, output, columns, empty)
+            _print_counted(found, output, f"no {kind.value}")
+        else:
+            is_deleted = kind is ObjectKind.DELETED
+            empty = "no restorable entities" if is_deleted else f"no {kind.value}"
+            print_objects(found, output, None, empty)
+
+
+def _print_counted(rows: list[dict[str, Any]], output: Format, empty: str) -> None:
+    """Print entities, and each reason for missing counts once."""
+    columns = WIDE_COLUMNS if output is Format.WIDE else COLUMNS
+    print_objects(rows, output, with_availability(columns, rows), empty)
+    for reason in sorted({each["unavailableReason"] for each in rows} - {None}):
+        err.print(f"[yellow]postbus:[/yellow] not counted: {escape(reason)}")
 
 
 def describe(
@@ -367,7 +375,7 @@ async def _counted(
 ) -> list[dict[str, Any]]:
     """Return entities with their counts, one row each; `only`: the name of a single one.
 
-    Counts are None where all partitions of an entity are unavailable.
+    Counts are None, and `unavailableReason` says why, where all partitions are unavailable.
     """
     from postbus.cli.client.control_client import NotFoundError, UnavailableError, part
 
@@ -382,8 +390,8 @@ async def _counted(
     for each in found:
         try:
             runtime = await control.get(f"{path}/{part(each['name'])}/runtime")
-        except UnavailableError:
-            runtime = NOT_COUNTED
+        except UnavailableError as error:
+            runtime = NOT_COUNTED | {"reason": str(error)}
         details = runtime["countDetails"]
         rows.append(
             {
@@ -393,6 +401,7 @@ async def _counted(
                 "sizeInBytes": runtime["sizeInBytes"],
                 **traffic_of(runtime),
                 "availability": runtime["availability"],
+                "unavailableReason": runtime.get("reason"),
                 "entityId": each["entityId"],
                 "properties": each["properties"],
             }
