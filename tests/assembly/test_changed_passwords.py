@@ -151,6 +151,8 @@ async def test_a_changed_password_needs_no_restart(
         mount.write("bus:hidden@db")
         await until(lambda: "line 1 is not one address" in shown(bus))
         assert "bus:hidden" not in shown(bus)
+        mount.write("postgresql://bus:hidden0@db..internal/bus")
+        await until(lambda: "no valid host or port; waiting for another address" in shown(bus))
         mount.write(database.dsn)
         await load.progress()
         await until(lambda: not shown(bus))

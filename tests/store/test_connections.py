@@ -10,13 +10,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from postbus.contract.entities import Sku
 from postbus.entity.outcomes import SettleRows, Settling
 from postbus.store import connections as connections_module
 from postbus.store import postgres as postgres_module
 from postbus.store.beats import _living
-from postbus.store.errors import Connection, StoreUnavailable
+from postbus.store.errors import Connection, StoreError, StoreUnavailable
 from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from tests.store.driving import driven, insert, open_driven, outcome
@@ -163,3 +164,17 @@ async def test_a_transaction_of_a_cancelled_task_does_not_affect_the_next(
 async def write(store: Store, number: int) -> None:
     async with store.aside() as connection, connection.transaction():
         await connection.execute("insert into written values ($1)", number)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("target", ["db..internal", "x" * 64, "127.0.0.1:99999", "db%00", "db\0"])
+def test_a_host_or_port_that_is_none_is_an_error_of_the_store(
+    target: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def open_store() -> None:
+        with pytest.raises(StoreError, match=r"host or port$|gaierror|refused") as caught:
+            await Store(f"postgresql://bus:hidden@{target}/bus").open()
+        assert "hidden" not in str(caught.value)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(open_store())

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 SCHEMES: Final = ("postgresql://", "postgres://")
 MAX_FILE_BYTES: Final = 64 * 1024
 """Our choice: hundreds of addresses."""
+MAX_PORT: Final = 65_535
 HOST: Final = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]*)(:\d{1,5})?")
 
 
@@ -54,5 +55,10 @@ def _is_address(line: str) -> bool:
     except ValueError:
         return False
     hosts = parts.netloc.rpartition("@")[2].split(",")
-    is_clear = parts.netloc.count("@") <= 1 and not parts.fragment
-    return is_clear and all(HOST.fullmatch(host) for host in hosts)
+    is_clear = parts.netloc.count("@") <= 1 and "@" not in parts.path and not parts.fragment
+    return is_clear and all(_is_host(host) for host in hosts)
+
+
+def _is_host(text: str) -> bool:
+    found = HOST.fullmatch(text)
+    return found is not None and int((found[2] or ":5432")[1:]) <= MAX_PORT

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
+from asyncpg.exceptions import ClientConfigurationError
 
 from postbus.store.errors import CONNECTION_ERRORS, Connection, translated
 
@@ -82,17 +83,23 @@ async def connect(
     """Open a connection; `purpose` is its application name on the server.
 
     The server cancels a statement after `statement_s`, the driver half a second later if the server
-    is silent. Raises the driver's exceptions.
+    is silent. Raises the driver's exceptions; a host or port that is none is one of them, too.
     """
     limits = {} if statement_s is None else {"statement_timeout": str(int(statement_s * 1_000))}
-    made: _Connection = await asyncpg.connect(
-        dsn,
-        timeout=CONNECT_S,
-        command_timeout=None if statement_s is None else statement_s + 0.5,
-        server_settings={**SERVER_SETTINGS, **limits, **settings, "application_name": purpose},
-        connection_class=_Connection,
-        statement_cache_size=100 if caches_statements else 0,
-    )
+    try:
+        made: _Connection = await asyncpg.connect(
+            dsn,
+            timeout=CONNECT_S,
+            command_timeout=None if statement_s is None else statement_s + 0.5,
+            server_settings={**SERVER_SETTINGS, **limits, **settings, "application_name": purpose},
+            connection_class=_Connection,
+            statement_cache_size=100 if caches_statements else 0,
+        )
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, CONNECTION_ERRORS):
+            raise
+        # Sockets and their name lookup raise these; their texts may contain parts of the address.
+        raise ClientConfigurationError("the address has no valid host or port") from None
     made.keep_alive()
     return made
 
