@@ -213,6 +213,9 @@ class Violation:
         return f"{self.invariant} {self.path} {self.id}: {self.what}"
 
 
+FROM_ABSENCE = frozenset({"I1", "I13", "I20"})
+"""Invariants that are violated by what is not found at the end. An unseen place violates none."""
+
 Key = tuple[str, str]
 
 

@@ -8,12 +8,38 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.two_processes import Verb, steps_of
+from tests.faults.history import Left, Loaded, Result, Sent
+from tests.faults.two_processes import Life, Verb, show, steps_of, violations_of
+
+ACCEPTED = Sent("plain", "m1", Result.ACCEPTED, 1.0, 1.1)
 
 
 def test_a_seed_names_the_events_of_a_round() -> None:
     assert steps_of(1) == steps_of(1) != steps_of(2)
     assert {step.verb for seed in range(20) for step in steps_of(seed)} == set(Verb)
+
+
+def test_messages_of_unseen_places_are_not_reported_as_lost() -> None:
+    (lost,) = violations_of([ACCEPTED], [])
+    assert (lost.invariant, lost.id) == ("I1", "m1")
+    (unseen,) = violations_of([ACCEPTED], ["plain active cannot be seen"])
+    assert (unseen.invariant, unseen.what) == ("unseen", "plain active cannot be seen")
+    early = Loaded("plain", 1.0, "0", 2), Loaded("plain", 2.0, "1", 1)
+    twice = [Left("plain", place, "m1", 1, 0) for place in ("active", "deferred")]
+    events = [ACCEPTED, *early, *twice]
+    found = violations_of(events, ["once active cannot be seen"])
+    assert [each.invariant for each in found] == ["unseen", "I5", "I19"]
+
+
+def test_a_summary_has_the_violations_and_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    life = Life(28, 3, violations=violations_of([ACCEPTED], []))
+    show(life)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == [
+        "I1 plain m1: accepted and nowhere",
+        "violated I1 1",
+        "again: python -m tests.faults.two_processes --rounds 3 --seed 28",
+    ]
 
 
 @pytest.mark.slow
@@ -27,5 +53,5 @@ def test_two_processes_that_swap_roles_violate_no_invariant() -> None:
         check=False,
         cwd=Path(__file__).parents[2],
     )
-    assert result.returncode == 0, result.stdout[-6_000:] + result.stderr[-2_000:]
+    assert result.returncode == 0, result.stdout[-20_000:] + result.stderr[-2_000:]
     assert "violations 0" in result.stdout
