@@ -192,6 +192,18 @@ async def test_another_broker_follows_the_tier_whatever_its_manifest_says(store:
     assert other._directory.limits == limits_of(Sku.PREMIUM, 16)
 
 
+async def test_a_tier_that_changes_during_a_start_has_its_limits(store: Store) -> None:
+    owner = await started(store, defined(sku={"name": "Basic"}))
+    namespaces, catalog = NamespaceStore(store), CatalogStore(store)
+    shape = await namespaces.shape(Sku.STANDARD, None)
+    directory = directory_of(catalog, shape.partition_count, shape.limits)
+    await owner.put(defined(sku={"name": "Standard"}))
+    starting = Namespace("bus", defined(sku={"name": "Standard"}), namespaces, directory)
+    await starting.load()
+    assert starting.shape == (Sku.STANDARD, 16)
+    assert directory.limits == limits_of(Sku.STANDARD, 16)
+
+
 @pytest.mark.parametrize("loses", ["answer", "write"])
 async def test_a_tier_with_unknown_result_is_looked_up(store: Store, loses: str) -> None:
     namespaces = LossyNamespaces(store)

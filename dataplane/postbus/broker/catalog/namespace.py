@@ -103,8 +103,7 @@ class Namespace:
     def _take(self, definition: NamespaceDefinition) -> None:
         """Take over a durable definition and notify."""
         before, self.definition = self.definition, definition
-        if definition.sku.name is not before.sku.name:
-            self._directory.limits = self.shape.limits
+        self._directory.limits = self.shape.limits  # the tier may be another since they were read
         if definition != before:
             for notify in self.on_change:
                 notify(definition)
