@@ -100,6 +100,7 @@ check: setup ## format, lint, types, layers, unused code
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.unused_definitions
 	$(BIN)/python -m postbus_operator.crdgen --check crds
+	$(BIN)/python -m postbus_operator.reference --check docs/guides/kubernetes-reference.md
 
 .PHONY: format
 format: setup ## format the code and apply safe fixes
@@ -145,8 +146,9 @@ openapi: setup ## write docs/openapi.json from the table of the control API
 	@$(BIN)/python -c "from postbus.edge.control.openapi import openapi_text as text; print(text(), end='')" > docs/openapi.json
 
 .PHONY: crds
-crds: setup ## write crds/ from the models of the contract
+crds: setup ## write crds/ and their reference from the models
 	@$(BIN)/python -m postbus_operator.crdgen crds
+	@$(BIN)/python -m postbus_operator.reference docs/guides/kubernetes-reference.md
 
 .PHONY: lock
 lock: setup ## compile both lock files from pyproject.toml

@@ -80,7 +80,7 @@ _SPEC: Final = {
 }
 _OPERATOR: Final = {
     "operatorSpec": "Settings of the operator.",
-    "operatorSpec.deletionPolicy": "What deletion of the resource does. Delete: the entity is"
+    "operatorSpec.deletionPolicy": "Effect of deleting the resource. Delete: the entity is"
     " kept for the retention of the bus, then gone. DeleteIfEmpty: it stays if it holds messages."
     " Retain: it stays.",
     "operatorSpec.deletionProtection": "Deletion of the resource waits until this is false.",
@@ -92,8 +92,8 @@ _OPERATOR: Final = {
     "secrets.secondaryKey": "Secondary key of the first rule.",
     "secrets.primaryConnectionString": "Connection string with the primary key.",
     "secrets.secondaryConnectionString": "Connection string with the secondary key.",
-    "operatorSpec.onAutoDelete": "What becomes of the resource when the bus deleted the idle"
-    " entity. By default KeepResource if a GitOps tool owns the resource, else DeleteResource.",
+    "operatorSpec.onAutoDelete": "Effect on the resource when the bus deletes the idle entity. By"
+    " default KeepResource if a GitOps tool owns the resource, else DeleteResource.",
     "operatorSpec.adopt": "Whether to take over an entity that was made at run time.",
     "operatorSpec.history": "Settled messages that are kept.",
     "history.retention": "Time that settled messages are kept, PT1M to P90D.",
@@ -105,7 +105,7 @@ _OPERATOR: Final = {
     "matchExpressions[].key": "Name of the label.",
     "matchExpressions[].operator": "Relation of the label to the values.",
     "matchExpressions[].values": "Values for In and NotIn.",
-    "operatorSpec.softDelete": "What happens to deleted entities.",
+    "operatorSpec.softDelete": "Retention of deleted entities.",
     "softDelete.retention": "Time in which deleted entities can be restored, PT1M to P90D.",
     "operatorSpec.image": "Image of the brokers; by default that of the operator's release.",
     "operatorSpec.brokers": "Number of brokers, at most one for each partition.",

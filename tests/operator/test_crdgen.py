@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from postbus.contract.resources import Owner, QueueSpec
+from postbus_operator import reference
 from postbus_operator.crdgen import definition_of, main, schema_of, texts
 from postbus_operator.crds import KINDS, Kind
 from postbus_operator.descriptions import DESCRIPTIONS, key_of
@@ -149,3 +150,23 @@ def test_names_never_collide_with_those_of_kubernetes() -> None:
     for each in names.values():
         # `kubectl delete all --all` must not delete queues.
         assert each["categories"] == ["postbus", "messaging"]
+
+
+def test_reference_has_every_field_and_rule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = CRDS.parent / "docs" / "guides" / "kubernetes-reference.md"
+    assert reference.main(["--check", str(page)]) == 0
+    text = page.read_text()
+    assert "| `lockDuration` | duration | `PT1M` | Time that a receiver has" in text
+    assert "| `requiresSession` | boolean | `false` | Messages have sessions" in text
+    assert "*For life.*" in next(line for line in text.splitlines() if "`owner.name`" in line)
+    assert "*For life.*" not in next(line for line in text.splitlines() if "`sku.name`" in line)
+    for kind in KINDS:
+        for rule in kind.rules:
+            assert "oldSelf" in rule.expression or f"- {rule.message}" in text
+    stale = tmp_path / "reference.md"
+    assert reference.main(["--check", str(stale)]) == 1
+    assert "run make crds" in capsys.readouterr().out
+    assert reference.main([str(stale)]) == 0
+    assert stale.read_text() == text
