@@ -3,7 +3,7 @@
 A rule is an expression in CEL that the API server evaluates when an object is written; `self` is
 the value at the rule's place, `oldSelf` the value before an update. Rules say what models say in
 Python, so that a mistake is refused by `kubectl apply`; `tests/kube` compares the two. What needs a
-second object (a tier's limits, forwarding targets) is no rule: the operator reports it.
+second object (a tier's limits, forwarding targets) is no rule: the operator reports it (ADR 39).
 """
 
 from __future__ import annotations
