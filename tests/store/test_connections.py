@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -178,3 +179,29 @@ def test_a_host_or_port_that_is_none_is_an_error_of_the_store(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(open_store())
+
+
+async def test_a_dropped_connection_is_an_error_of_the_store(database: str) -> None:
+    """Dropped before each call of the event loop: also between two steps of the driver."""
+    shared = connections_module.SharedConnection(
+        lambda: connections_module.connect(database, "dropped", {})
+    )
+
+    async def read() -> None:
+        async with shared.use() as connection:
+            for number in range(3):
+                await connection.fetch("select $1::integer", number)
+
+    is_dropped = False
+    for steps in itertools.count():
+        await read()
+        reading = asyncio.create_task(read())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        shared.drop()
+        await asyncio.wait({reading})
+        if reading.exception() is None and is_dropped:
+            break
+        is_dropped = is_dropped or reading.exception() is not None
+        assert isinstance(reading.exception(), StoreUnavailable | None)
+    await shared.close()

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 from asyncpg.exceptions import ClientConfigurationError
 
-from postbus.store.errors import CONNECTION_ERRORS, Connection, translated
+from postbus.store.errors import CONNECTION_ERRORS, Connection, meaning_of, translated
 
 CONNECT_S: Final = 5.0
 IDLE_IN_TRANSACTION_MS: Final = 5_000
@@ -152,6 +152,11 @@ class SharedConnection:
                 except (*CONNECTION_ERRORS, asyncio.CancelledError):
                     connection.terminate()
                     raise
+                except AttributeError as error:  # perhaps of the driver, since `drop` was called
+                    meaning = meaning_of(error, connection)
+                    if meaning is None:
+                        raise
+                    raise meaning from error
                 finally:
                     if _is_in_transaction(connection):
                         connection.terminate()
