@@ -100,3 +100,12 @@ def test_addresses_of_the_environment_cannot_change() -> None:
 )
 def test_the_target_of_an_address_is_its_host_and_database(other: str, is_same: bool) -> None:
     assert (target_of(FIRST) == target_of(other)) is is_same
+
+
+def test_an_address_without_a_database_has_that_of_its_user() -> None:
+    short = target_of("postgresql://bus:one@db")
+    assert short == target_of("postgresql://bus:two@db/") == target_of("postgresql://x@db/bus")
+    assert short != target_of("postgresql://other:one@db")
+    assert target_of("postgresql:///?user=a") != target_of("postgresql:///?user=b")
+    named = target_of("postgresql://bus@db?dbname=x")
+    assert named == target_of("postgresql://other@db?dbname=x")

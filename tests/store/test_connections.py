@@ -17,11 +17,12 @@ from postbus.contract.entities import Sku
 from postbus.entity.outcomes import SettleRows, Settling
 from postbus.store import connections as connections_module
 from postbus.store import postgres as postgres_module
+from postbus.store.addresses import Address, Addresses
 from postbus.store.beats import _living
 from postbus.store.errors import Connection, StoreError, StoreUnavailable
 from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
-from tests.store.driving import driven, insert, open_driven, outcome
+from tests.store.driving import driven, insert, open_driven, outcome, wait_until
 from tests.store.relay import Relay, relaying
 
 SIDE = "postbus side"
@@ -205,3 +206,26 @@ async def test_a_dropped_connection_is_an_error_of_the_store(database: str) -> N
         is_dropped = is_dropped or reading.exception() is not None
         assert isinstance(reading.exception(), StoreUnavailable | None)
     await shared.close()
+
+
+async def test_an_address_that_changes_while_it_is_checked_is_not_used(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with relaying(database) as (former, through), relaying(database) as (_, now_through):
+        addresses = Addresses([database], lambda: addresses.dsns)
+        store = Store(Address(addresses, 0))
+        await store.open()
+        addresses.dsns = [through]
+        check = store._check_server
+
+        async def change(connection: Connection) -> None:
+            monkeypatch.undo()
+            addresses.dsns = [now_through]
+            await store.sample_clock_ms()  # uses the new address
+            await check(connection)
+
+        monkeypatch.setattr(store, "_check_server", change)
+        with pytest.raises(StoreUnavailable, match="changed meanwhile"):
+            await store.connect_writer(0)
+        await wait_until(lambda: asyncio.sleep(0, former.open_count == 0))
+        await store.close()

@@ -114,7 +114,14 @@ def fixed(dsn: str) -> Address:
 
 
 def target_of(dsn: str) -> tuple[str, str, dict[str, str]]:
-    """Return hosts and database of an address, which users, passwords and TLS do not change."""
+    """Return hosts and database of an address, which passwords and TLS do not change.
+
+    Nor does the user, except of an address without a database: that has the user's name.
+    """
     parts = urlsplit(dsn)
-    named = {name: value for name, value in parse_qsl(parts.query) if name in TARGET}
-    return parts.netloc.rpartition("@")[2], parts.path, named
+    queries = dict(parse_qsl(parts.query))
+    named = {name: value for name, value in queries.items() if name in TARGET}
+    path = parts.path.strip("/")
+    if not path and not named.keys() & {"dbname", "database"}:
+        path = parts.username or queries.get("user", "")
+    return parts.netloc.rpartition("@")[2], path, named

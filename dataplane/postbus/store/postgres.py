@@ -255,21 +255,19 @@ class Store:
 
     async def _check_target(self, connection: Connection, target: object) -> None:
         """Refuse another store than the one that was opened; checked once for each target."""
+        may_differ = self._address.may_change and self._identity is not None
+        if may_differ and target != self._checked_target:
+            await self._check_server(connection)
+            try:
+                identity = await connection.fetchval(IDENTITY)
+            except asyncpg.UndefinedTableError:
+                identity = None
+            if identity != self._identity:
+                raise StoreMisconfigured(
+                    "the new address leads to another store: correct it in POSTBUS_STORES_FILE"
+                )
         if target != target_of(self._dsn):
             raise StoreUnavailable("the address of the database has changed meanwhile")
-        if not self._address.may_change or self._identity is None:
-            return
-        if target == self._checked_target:
-            return
-        await self._check_server(connection)
-        try:
-            identity = await connection.fetchval(IDENTITY)
-        except asyncpg.UndefinedTableError:
-            identity = None
-        if identity != self._identity:
-            raise StoreMisconfigured(
-                "the new address leads to another store: correct it in POSTBUS_STORES_FILE"
-            )
         self._checked_target = target
 
     def _temporary_reason(self, error: Exception, dsn: str) -> str | None:
