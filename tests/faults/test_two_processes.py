@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.history import Left, Loaded, Result, Sent
-from tests.faults.two_processes import Life, Verb, show, steps_of, violations_of
+from tests.faults.network import network_to
+from tests.faults.two_processes import Life, Process, Verb, show, steps_of, violations_of
+from tests.faults.victims import Broker
 
 ACCEPTED = Sent("plain", "m1", Result.ACCEPTED, 1.0, 1.1)
 
@@ -40,6 +42,16 @@ def test_a_summary_has_the_violations_and_their_number(capsys: pytest.CaptureFix
         "violated I1 1",
         "again: python -m tests.faults.two_processes --rounds 3 --seed 28",
     ]
+
+
+async def test_an_unexpected_exit_is_reported_with_its_reason(tmp_path: Path) -> None:
+    program = ["-c", "raise SystemExit('no such module')"]
+    async with network_to("postgresql:///bus?host=/none") as (network, dsn):
+        process = Process(0, Broker(tmp_path, dsn, program, ""), network, 0, "bus-0", is_over=True)
+        process.start()
+        assert process.watch is not None
+        await process.watch
+    assert process.problems == ["process 0 ended with exit code 1: no such module\n"]
 
 
 @pytest.mark.slow

@@ -251,7 +251,8 @@ class Process:
         if self.was_cut:
             allowed.add(STORE_AWAY)
         if code not in allowed:
-            self.problems.append(f"process {self.number} ended with exit code {code}")
+            problem = f"process {self.number} ended with exit code {code}"
+            self.problems.append(f"{problem}: {self.broker.last_words()}")
         if not self.is_over:
             self._later(self.down_s, self.start)
 

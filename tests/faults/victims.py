@@ -135,6 +135,10 @@ class Broker:
                 continue
         return entries
 
+    def last_words(self) -> str:
+        """Return the end of its log, which has the reason of an unexpected exit."""
+        return self._log.read_text(errors="replace")[-1_000:]
+
     @property
     def connection_string(self) -> str:
         return (
