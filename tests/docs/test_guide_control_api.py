@@ -55,9 +55,9 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 
 def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
-    document, status, queue, topic, moved, *rest = command_output(dev_bus, tmp_path)
-    namespace, keys, rotated, connected, restored, history, messages, audit, *rest = rest
-    fenced, forgotten = rest
+    document, status, queue, topic, marked, moved, *rest = command_output(dev_bus, tmp_path)
+    namespace, closed, keys, rotated, connected, restored, *rest = rest
+    history, messages, audit, fenced, forgotten = rest
     assert json.loads(namespace)["entityId"] == 0
     assert document.startswith('{\n "components"')
     assert answers(status)[0]["program"] == "postbus"
@@ -65,6 +65,8 @@ def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     assert (put["created"], len(put["appliedHash"])) == (True, 64)
     made, subscribed, counted = answers(topic)
     assert (made["created"], subscribed["created"], counted["messageCount"]) == (True, True, 0)
+    assert answers(marked)[0]["created"] is False
+    assert json.loads(closed)["isClosed"] is True
     (page,) = answers(moved)
     assert (page["isEnd"], page["startsOver"]) == (True, True)
     assert {"orders", "shop/events/Subscriptions/large"} <= {each["name"] for each in page["items"]}

@@ -298,10 +298,10 @@ async def test_a_tier_and_its_definition_are_one_commit(catalog: FreeCatalog, st
     premium = NamespaceDefinition(sku=SkuProperties(name=Sku.PREMIUM), tags={"a": "b"})
     with pytest.raises(CatalogMoved):
         await namespaces.put(premium, fence._replace(version=fence.version + 1))
-    assert await namespaces.load() == (None, Sku.STANDARD)
+    assert await namespaces.load() == (None, Sku.STANDARD, False)
     version = await namespaces.put(premium, fence)
     assert version == fence.version + 1 == (await catalog.load())[0]
-    assert await namespaces.load() == (premium, Sku.PREMIUM)
+    assert await namespaces.load() == (premium, Sku.PREMIUM, False)
     assert await namespaces.shape(None, None) == (Sku.PREMIUM, 16)
 
 

@@ -27,6 +27,7 @@ from postbus.broker.catalog.preconditions import (
     rule_named,
 )
 from postbus.broker.partition.activity import Activity, Rates, oldest_age_of
+from postbus.broker.partition.closing import Closing, NamespaceNotEmpty
 from postbus.broker.partition.counts_feed import CountsFeed, EntityMovement
 from postbus.broker.partition.host import Host
 from postbus.broker.spread.replies import away
@@ -53,6 +54,7 @@ __all__ = [
     "EntityChange",
     "EntityDescription",
     "EntityRuntime",
+    "NamespaceNotEmpty",
     "PutMode",
     "RuleDescription",
     "RuntimeInformation",
@@ -216,6 +218,7 @@ class Administration:
         self._hosts = hosts
         self._tombstones = tombstones
         self._feed = ChangeFeed(directory, tombstones)
+        self._closing = Closing(namespace, hosts, self._load)
         self._counts_feed = CountsFeed(directory, hosts)
         self.activity = Activity(hosts)
         self._now_ms = now_ms
@@ -379,6 +382,19 @@ class Administration:
         Versions of the condition are the catalog's. Raises NOT_ALLOWED for immutable fields.
         """
         return await self._change_tasks.run(self._namespace.put(wanted, condition))
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the namespace refuses messages permanently."""
+        return self._namespace.is_closed
+
+    async def close_namespace(self) -> int:
+        """Refuse messages permanently if there are none; return the catalog's version.
+
+        Raises `NamespaceNotEmpty`; then messages are accepted again.
+        """
+        await self._change_tasks.run(self._closing.close())
+        return self.version
 
     async def declare_sku(self, wanted: Sku) -> None:
         """Change the tier to that of a manifest. Raises NOT_ALLOWED if the tier cannot change."""

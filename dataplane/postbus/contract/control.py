@@ -280,7 +280,8 @@ class EntityTotals(ResponseBody):
 
 
 class NamespaceDescription(ResponseBody):
-    """The bus namespace. `version`: catalog version, and ETag.
+    """The bus namespace. `version`: catalog version, and ETag. `is_closed`: it was closed
+    permanently and accepts no messages.
 
     `properties` can be sent back unchanged in a PUT.
     """
@@ -288,6 +289,7 @@ class NamespaceDescription(ResponseBody):
     name: str
     version: int
     partition_count: int
+    is_closed: bool
     entities: EntityTotals
     applied_hash: str
     properties: NamespaceDefinition

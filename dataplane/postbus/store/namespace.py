@@ -8,12 +8,24 @@ one commit that raises the version of the catalog. Called by `broker/catalog/nam
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Final, NamedTuple
 
 from postbus.contract.entities import Sku, limits_of
 from postbus.contract.namespace import NamespaceDefinition, NamespaceShape
 from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store, StoreMisconfigured
+
+
+class StoredNamespace(NamedTuple):
+    """The namespace as recorded.
+
+    `definition` is None if there was no PUT, `sku` None before the first start. `is_closed`: sends
+    are refused permanently.
+    """
+
+    definition: NamespaceDefinition | None
+    sku: Sku | None
+    is_closed: bool
 
 
 class NamespaceStore:
@@ -47,16 +59,16 @@ class NamespaceStore:
             await connection.execute(WRITE_SHAPE, shape.sku.value, shape.partition_count)
         return shape
 
-    async def load(self) -> tuple[NamespaceDefinition | None, Sku | None]:
-        """Return the stored definition, None if there is none, and the recorded tier."""
+    async def load(self) -> StoredNamespace:
         await self._store.open()
         async with self._store.aside() as connection:
             row = await connection.fetchrow(LOAD)
         assert row is not None
         text, sku = row["definition"], row["sku"]
-        return (
+        return StoredNamespace(
             None if text is None else NamespaceDefinition.model_validate(json.loads(text)),
             None if sku is None else Sku(sku),
+            row["is_closed"],
         )
 
     async def put(self, definition: NamespaceDefinition, fence: CatalogFence) -> int:
@@ -71,6 +83,12 @@ class NamespaceStore:
         """Replace the tier alone; return the catalog's version."""
         async with changing(self._store, fence) as change:
             await change.connection.execute(WRITE_SKU, sku.value)
+        return change.version
+
+    async def put_closed(self, is_closed: bool, fence: CatalogFence) -> int:
+        """Record whether sends are refused permanently; return the catalog's version."""
+        async with changing(self._store, fence) as change:
+            await change.connection.execute(WRITE_CLOSED, is_closed)
         return change.version
 
 
@@ -97,8 +115,9 @@ from postbus.store for update
 """
 WRITE_SHAPE: Final = "update postbus.store set sku = $1, partition_count = $2"
 WRITE_SKU: Final = "update postbus.store set sku = $1"
+WRITE_CLOSED: Final = "update postbus.store set is_closed = $1"
 LOAD: Final = """
-select sku, (select definition from postbus.namespace) as definition from postbus.store
+select sku, is_closed, (select definition from postbus.namespace) as definition from postbus.store
 """
 PUT: Final = """
 insert into postbus.namespace (definition) values ($1)

@@ -5,7 +5,8 @@ create schema postbus;
 
 -- `sku` and `partition_count` are set by the first start; the count is for life. So is the place of
 -- this database among those of its bus: `bus_identity` is the identity of the first one, which
--- knows whose it is: the name of the bus, and a check value of its sealing key.
+-- knows whose it is: the name of the bus, and a check value of its sealing key. A closed namespace
+-- was empty and accepts no messages.
 create table postbus.store (
     is_only boolean primary key default true check (is_only),
     identity uuid not null default gen_random_uuid(),
@@ -16,7 +17,8 @@ create table postbus.store (
     ordinal integer,
     database_count integer,
     namespace text,
-    sealing_check bytea
+    sealing_check bytea,
+    is_closed boolean not null default false
 );
 
 create table postbus.migration (

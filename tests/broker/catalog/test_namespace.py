@@ -23,7 +23,7 @@ from postbus.entity.commands import Refusal
 from postbus.store.catalog import CatalogStore
 from postbus.store.catalog_change import CatalogFence
 from postbus.store.errors import StoreUnavailable
-from postbus.store.namespace import NamespaceStore
+from postbus.store.namespace import NamespaceStore, StoredNamespace
 from postbus.store.postgres import Store, StoreMisconfigured
 from tests.broker.administration_rig import administered, refusal_of
 from tests.broker.owner import directory_of
@@ -228,7 +228,7 @@ class LossyNamespaces(NamespaceStore):
     loses = ""
     failing_loads = 0
 
-    async def load(self) -> tuple[NamespaceDefinition | None, Sku | None]:
+    async def load(self) -> StoredNamespace:
         if self.failing_loads:
             self.failing_loads -= 1
             raise StoreUnavailable
@@ -247,6 +247,28 @@ class LossyNamespaces(NamespaceStore):
             raise StoreUnavailable
         await super().put_sku(sku, fence)
         raise StoreUnavailable
+
+    async def put_closed(self, is_closed: bool, fence: CatalogFence) -> int:
+        if self.loses == "write":
+            raise StoreUnavailable
+        await super().put_closed(is_closed, fence)
+        raise StoreUnavailable
+
+
+@pytest.mark.parametrize("loses", ["answer", "write"])
+async def test_a_closing_with_unknown_result_is_looked_up(store: Store, loses: str) -> None:
+    namespaces = LossyNamespaces(store)
+    namespace = await started(store, defined(), namespaces)
+    namespaces.loses, namespaces.failing_loads = loses, 1
+    with namespace.refusing_sends():
+        assert namespace._directory.refuses_sends
+        if loses == "answer":
+            await namespace.put_closed(lambda: True)
+        else:
+            with pytest.raises(NotWritten):
+                await namespace.put_closed(lambda: True)
+    assert namespace.is_closed is namespace._directory.refuses_sends is (loses == "answer")
+    assert (await started(store, defined())).is_closed is namespace.is_closed
 
 
 @pytest.mark.parametrize("loses", ["answer", "write"])

@@ -86,6 +86,8 @@ class Directory:
     ) -> None:
         self.limits = limits
         """Limits of the namespace; those of another tier replace them, with as many partitions."""
+        self.refuses_sends = False
+        """True while the namespace is closed or is being closed."""
         self.catalog = Catalog(catalog, limits.partition_count, self._catalog_changed)
         self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
         self._condemned: set[int] = set()  # those that no partition takes anything for

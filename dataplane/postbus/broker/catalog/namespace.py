@@ -6,7 +6,8 @@ brokers: the owner of partition 0 changes it, with the limits of definitions and
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.preconditions import UNCONDITIONAL, Precondition, PutMode, refusal
@@ -34,6 +35,9 @@ class Namespace:
         """
         self.name = name
         self.definition = declared
+        self.is_closed = False
+        """True if sends are refused permanently."""
+        self._is_closing = False
         self.on_change: list[Callable[[NamespaceDefinition], None]] = []
         self._declared = declared
         self._put: NamespaceDefinition | None = None
@@ -47,8 +51,10 @@ class Namespace:
 
     async def load(self) -> None:
         """Read the stored definition, also after the catalog changed; raises `StoreUnavailable`."""
-        self._put, sku = await self._store.load()
-        shape = self.shape if sku is None else self.shape._replace(sku=sku)
+        stored = await self._store.load()
+        self._put = stored.definition
+        self._take_closed(stored.is_closed)
+        shape = self.shape if stored.sku is None else self.shape._replace(sku=stored.sku)
         self._take(in_force(self._declared, self._put, shape))
 
     async def redeclare(self, declared: NamespaceDefinition) -> None:
@@ -92,6 +98,38 @@ class Namespace:
                 await self._write(self._store.put(wanted, fence), wanted)
                 self._put = wanted
             return self._directory.version
+
+    @contextmanager
+    def refusing_sends(self) -> Iterator[None]:
+        """Refuse sends in a block; afterwards, if the namespace is closed then."""
+        self._is_closing = True
+        self._take_closed(self.is_closed)
+        try:
+            yield
+        finally:
+            self._is_closing = False
+            self._take_closed(self.is_closed)
+
+    async def put_closed(self, decide: Callable[[], bool]) -> None:
+        """Close or open the namespace as decided while definitions do not change.
+
+        Raises what `decide` raises, `DirectoryRefusal`, and `NotWritten`.
+        """
+        async with self._directory.unchanged():
+            wanted = decide()
+            if wanted is not self.is_closed:
+                catalog = self._directory.catalog
+                version = await catalog.written(
+                    self._store.put_closed(wanted, catalog.fence()),
+                    lambda: self.is_closed is wanted,
+                )
+                if version is not None:
+                    catalog.version = version
+                    self._take_closed(wanted)
+
+    def _take_closed(self, is_closed: bool) -> None:
+        self.is_closed = is_closed
+        self._directory.refuses_sends = is_closed or self._is_closing
 
     async def _write(self, work: Awaitable[int], wanted: NamespaceDefinition) -> None:
         catalog = self._directory.catalog

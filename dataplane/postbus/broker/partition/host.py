@@ -19,7 +19,7 @@ from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.disk_reserve import RESERVE_LOOK_S, STORE_FULL, DiskReserve
 from postbus.broker.partition.ownership import HostStatus, Ownership
 from postbus.broker.partition.recovery import INTERRUPTED, Recovery
-from postbus.broker.partition.sends import BEHIND, SendOrder, Waiting, brings_messages
+from postbus.broker.partition.sends import BEHIND, CLOSED, SendOrder, Waiting, brings_messages
 from postbus.broker.partition.shipper import Shipper
 from postbus.broker.partition.sinks import DeliverySink, Sinks
 from postbus.broker.partition.trouble import Troubles
@@ -117,7 +117,6 @@ class Host:
         self._send_order = SendOrder()
         self._early_error: Exception | None = None
         self._stop_asked = asyncio.Event()
-        self._stopping = False
         self._upkeep: asyncio.Task[None] | None = None
         self._shipper: Shipper | None = None
 
@@ -234,7 +233,6 @@ class Host:
 
     async def stop(self) -> None:
         """Commit accepted commands, journal outstanding state, release the partition (ADR 19)."""
-        self._stopping = True
         self._stop_asked.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -264,8 +262,9 @@ class Host:
         if state is None or journal is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
-        if (journal.is_congested or self._disk_reserve.is_full) and brings_messages(command):
-            self._reply(on_reply, STORE_FULL if self._disk_reserve.is_full else BEHIND)
+        is_full, is_closed = self._disk_reserve.is_full, self._directory.refuses_sends
+        if (journal.is_congested or is_full or is_closed) and brings_messages(command):
+            self._reply(on_reply, CLOSED if is_closed else STORE_FULL if is_full else BEHIND)
             return
         if found is None and self._send_order.must_wait(command, on_reply):
             return
@@ -433,7 +432,7 @@ class Host:
 
     def _tick(self) -> None:
         self._timer = None
-        if self._state is None or self._stopping:
+        if self._state is None or self._stop_asked.is_set():
             return
         if self.clock() < self._timer_ms:  # the clock was corrected meanwhile
             self._arm(self._timer_ms)
@@ -482,7 +481,7 @@ class Host:
             self._timer = None
         if self._upkeep is not None:
             self._upkeep.cancel()
-        if self._stopping:
+        if self._stop_asked.is_set():
             return
         self.status = HostStatus.LOADING
         self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
@@ -579,7 +578,7 @@ class Host:
     def _refuse_waiting(self, reply: Refused) -> None:
         """Refuse waiting commands, except those of consumers, which no client would repeat."""
         for command, on_reply in self._take_waiting():
-            if isinstance(command, AddConsumer | SetDemand) and not self._stopping:
+            if isinstance(command, AddConsumer | SetDemand) and not self._stop_asked.is_set():
                 self._waiting.add((command, on_reply))
             else:
                 self._reply(on_reply, reply)

@@ -24,6 +24,7 @@ from postbus.entity.commands import (
 Waiting: TypeAlias = tuple[Expects[Any], OnReply[Any] | None]
 
 BEHIND: Final = Refused(Refusal.BUSY, "the store is too slow for the load; send again later")
+CLOSED: Final = Refused(Refusal.BUSY, "the namespace is closed or is being closed")
 
 
 def brings_messages(command: Command) -> bool:

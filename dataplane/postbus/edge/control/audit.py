@@ -27,6 +27,7 @@ from postbus.edge.control.routes import Route
 PROTOCOL: Final = "control API"
 VERBS: Final = {
     "putNamespace": "put namespace",
+    "closeNamespace": "close namespace",
     "putQueue": "put",
     "putTopic": "put",
     "putSubscription": "put",

@@ -381,6 +381,17 @@ NAMESPACE: Final = (
         scope=Scope.DEFINITIONS,
     ),
     Route(
+        "closeNamespace",
+        "POST",
+        "/v1/namespace/close",
+        "namespace",
+        "Refuse messages permanently if no entity holds any; otherwise name those that do",
+        NamespaceDescription,
+        refusals=(409,),
+        is_change=True,
+        scope=Scope.DEFINITIONS,
+    ),
+    Route(
         "getStatus",
         "GET",
         "/v1/status",

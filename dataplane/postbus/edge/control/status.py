@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from postbus import __version__
 from postbus.broker.access.caller_fence import CallerFence
-from postbus.broker.administration import Administration
+from postbus.broker.administration import Administration, NamespaceNotEmpty
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.partition.host import Host
 from postbus.contract.control import (
@@ -15,14 +15,16 @@ from postbus.contract.control import (
     ConnectionDescription,
     ConnectionPage,
     EntityTotals,
+    FieldProblem,
     NamespaceDescription,
     PartitionStatus,
+    ProblemType,
     Status,
     applied_hash,
 )
 from postbus.contract.entities import EntityKind
 from postbus.contract.namespace import NamespaceDefinition
-from postbus.edge.control.calls import Answer, Call, Handler, answering_if_match
+from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, answering_if_match
 from postbus.edge.control.openapi import openapi_text
 
 NAMESPACE_ID = 0
@@ -58,6 +60,7 @@ class ControlStatus:
         return {
             "getNamespace": self._namespace,
             "putNamespace": self._put_namespace,
+            "closeNamespace": self._close_namespace,
             "getStatus": self._status,
             "listConnections": self._list_connections,
             "forgetCallerEpoch": self._forget_epoch,
@@ -67,11 +70,27 @@ class ControlStatus:
     # --- namespace ------------------------------------------------------------------------------
 
     async def _namespace(self, _call: Call) -> Answer:
+        return self._described()
+
+    async def _close_namespace(self, _call: Call) -> Answer:
+        try:
+            await self._administration.close_namespace()
+        except NamespaceNotEmpty as error:
+            problems = [
+                FieldProblem(field=each.name, problem=f"holds messages: {each.message_count}")
+                for each in error.first
+            ]
+            detail = f"{error}; messages are accepted again"
+            raise ControlRefused(409, detail, ProblemType.NOT_EMPTY, problems) from error
+        return self._described()
+
+    def _described(self) -> Answer:
         administration = self._administration
         described = NamespaceDescription(
             name=administration.namespace,
             version=administration.version,
             partition_count=len(self._hosts),
+            is_closed=administration.is_closed,
             entities=EntityTotals(
                 queues=administration.count_of(EntityKind.QUEUE),
                 topics=administration.count_of(EntityKind.TOPIC),
