@@ -71,6 +71,8 @@ class Load:
     def __init__(self, bus: Bus) -> None:
         self.accepted: dict[str, list[str]] = {HERE: [], THERE: []}
         self.refusals = dict.fromkeys(self.accepted, 0)
+        self.is_over = False
+        """Set before the cancellation, which `wait_for` of Python 3.11 may swallow in the SDK."""
         self._bus = bus
 
     async def send(self, queue: str) -> None:
@@ -78,6 +80,8 @@ class Load:
             async with client_of(self._bus) as client, client.get_queue_sender(queue) as sender:
                 try:
                     for attempt in itertools.count():
+                        if self.is_over:
+                            return
                         body = f"{number}.{attempt}"
                         await sender.send_messages(ServiceBusMessage(body))
                         self.accepted[queue].append(body)
@@ -100,6 +104,7 @@ async def loaded(bus: Bus) -> AsyncIterator[Load]:
         yield load
         await load.progress()
     finally:
+        load.is_over = True
         for task in sending:
             task.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
