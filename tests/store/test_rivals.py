@@ -60,7 +60,7 @@ async def test_a_broker_asked_to_end_learns_the_requester_once(
     requesters: list[str] = []
     first.beats.on_asked = requesters.append
     rivals = await looking.ask_to_end()
-    assert str(rivals[0]).startswith("broker-0, process 1 on host there, there since 20")
+    assert str(rivals[0]).startswith("broker-0, process 1 on host there, running since 20")
     await wait_until(lambda: asyncio.sleep(0, bool(requesters)))
     beat = first.beats.confirmed_at
     await wait_until(lambda: asyncio.sleep(0, first.beats.confirmed_at > beat))
