@@ -41,7 +41,7 @@ create table settled (
 create index settled_time on settled (entity_no, settled_ms);
 
 -- Bodies that several rows refer to; `row_keys` are those of the commit that made the body, eight
--- bytes each, little-endian. Who refers to it now is counted in memory.
+-- bytes each, little-endian. Current references are counted in memory.
 create table shared (
     body_id bigint not null,
     row_keys bytea not null,
@@ -163,7 +163,7 @@ create table inbound (
     constraint inbound_pkey primary key (entity_no, source_partition)
 ) with (fillfactor = 50);
 
--- Who writes this partition. `incarnation` is that of postbus.broker; null: it was a broker of an
+-- The writer of this partition. `incarnation` is that of postbus.broker; null: a broker of an
 -- earlier version, which writes `heartbeat_ms` (database time) itself. `persisted_ms` is entity
 -- time.
 create table owner (

@@ -1,12 +1,12 @@
--- The database-wide part: identity, migrations, catalog. Complete and current; what led here is
--- in migrations/. The tables of each partition are in partition.sql.
+-- The tables of a database: identity, migrations, catalog. Complete and current; migrations/ has
+-- the steps that led here. The tables of each partition are in partition.sql.
 
 create schema postbus;
 
--- `sku` and `partition_count` are set by the first start; the count is for life. So is the place of
--- this database among those of its bus: `bus_identity` is the identity of the first one, which
--- knows whose it is: the name of the bus, and a check value of its sealing key. A closed namespace
--- was empty and accepts no messages.
+-- `sku` and `partition_count` are set by the first start; the count never changes. Neither does the
+-- place of this database among those of its bus: `bus_identity` is the identity of the first one,
+-- which has the name of the bus and a check value of its sealing key. A closed namespace was empty
+-- and accepts no messages.
 create table postbus.store (
     is_only boolean primary key default true check (is_only),
     identity uuid not null default gen_random_uuid(),
@@ -27,8 +27,8 @@ create table postbus.migration (
     applied_at timestamptz not null default now()
 );
 
--- Which version the catalog has; raised by each change of a definition. Tombstones up to
--- `forgotten_version` are no longer all there.
+-- The version of the catalog; each change of a definition raises it. Some tombstones up to
+-- `forgotten_version` were removed.
 create table postbus.catalog_version (
     is_only boolean primary key default true check (is_only),
     version bigint not null,
@@ -37,10 +37,10 @@ create table postbus.catalog_version (
 );
 
 -- Definitions of entities (decided by partition 0). `is_deleted` keeps the number from reuse,
--- `deleted_reason` says how it went. A subscription has the number of its topic and its rules, each
--- with the time it was added. With `restorable_until_ms` a deleted entity keeps its rows in the
--- partitions and can come back; `deleted_with` is the topic that took a subscription along. New
--- columns come last, as in a migrated table.
+-- `deleted_reason` is the reason of a deletion. A subscription has the number of its topic and its
+-- rules, each with the time it was added. With `restorable_until_ms` a deleted entity keeps its
+-- rows in the partitions and can be restored; `deleted_with` is the topic that a subscription was
+-- deleted with. New columns come last, as in a migrated table.
 create table postbus.catalog (
     entity_no integer primary key,
     name text not null,
@@ -84,14 +84,14 @@ create table postbus.caller_epoch (
     epoch bigint not null
 );
 
--- What the namespace was told to be while it ran; no row: nothing, its manifest alone says it.
+-- The definition that the last PUT gave the namespace; without a row the manifest alone counts.
 create table postbus.namespace (
     is_only boolean primary key default true check (is_only),
     definition jsonb not null
 );
 
--- Who changed what by hand: written before the change, completed after it. Without an `outcome` it
--- is under way, or nobody knows. `calls` of one caller that follow each other are one row.
+-- Changes by hand: written before the change, completed after it. Without an `outcome` the change
+-- is in progress, or its result is unknown. Equal calls of one caller within a minute are one row.
 create table postbus.audit (
     audit_no bigint generated always as identity primary key,
     begun_ms bigint not null,
@@ -106,10 +106,10 @@ create table postbus.audit (
     outcome text
 );
 
--- Lives of brokers. `beat` grows each second while one lives; whoever takes over from it says who
--- in `ended_by`. The columns between say which process it is, `schema_version` the newest tables
--- that it knows, `persisted_ms` the highest time of an entity in what it committed. `asked_by`: who
--- asked it to end.
+-- Incarnations of brokers. `beat` grows each second while the process runs; `ended_by` is the
+-- incarnation that took over from it. The columns between identify the process; `schema_version` is
+-- the newest schema that it knows, `persisted_ms` the highest entity time in its commits,
+-- `asked_by` the incarnation that asked it to end.
 create table postbus.broker (
     incarnation uuid primary key,
     broker_name text not null,
