@@ -110,7 +110,8 @@ def test_note_of_another_process_is_not_withdrawn(notes: Path) -> None:
 
 
 def test_folder_that_others_may_enter_holds_no_notes(tmp_path: Path, notes: Path) -> None:
-    notes.mkdir(mode=0o755)
+    notes.mkdir()
+    notes.chmod(0o755)  # whatever the umask of the run
     announce_control_port(9_465, URL, tmp_path / "token")
     assert list(notes.iterdir()) == []
     assert bus_at_control_port(9_465) is None

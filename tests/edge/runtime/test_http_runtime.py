@@ -23,6 +23,7 @@ from postbus.entity.commands import (
     Command,
     Delivery,
     Enqueue,
+    Receiver,
     Refusal,
     Refused,
     Reply,
@@ -330,11 +331,24 @@ async def test_receives_at_one_entity_are_limited(http: HttpClient, queue: str) 
     assert (await http.lock(queue)).status == 204
 
 
+def holding_sends(bus: BusThread, late: list[Callable[[Reply], None]]) -> Callable[..., None]:
+    """Collect the callbacks of sends, which go nowhere; commands of kept consumers pass."""
+    submit = bus.router.submit
+
+    def hold(partition_id: int, command: Command, *rest: object) -> None:
+        if isinstance(command, Enqueue):
+            late.append(rest[0])
+        else:
+            submit(partition_id, command, *rest)
+
+    return hold
+
+
 async def test_a_send_without_an_answer_in_time_has_an_unknown_result(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[Callable[[Reply], None]] = []
-    monkeypatch.setattr(http.bus.router, "submit", lambda *arguments: late.append(arguments[2]))
+    monkeypatch.setattr(http.bus.router, "submit", holding_sends(http.bus, late))
     answer = await http.call("POST", f"/{queue}/messages?timeout=0.02", "maybe")
     assert (answer.status, "may have been stored" in answer.detail) == (504, True)
     assert "Retry-After" not in answer.headers
@@ -346,7 +360,7 @@ async def test_a_disconnect_during_a_send_releases_no_budget(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[Callable[[Reply], None]] = []
-    monkeypatch.setattr(http.bus.router, "submit", lambda *arguments: late.append(arguments[2]))
+    monkeypatch.setattr(http.bus.router, "submit", holding_sends(http.bus, late))
     for count in (1, 2):
         sending = asyncio.create_task(http.send(queue, "12345"))
         await wait_for_count(late, count)
@@ -576,17 +590,28 @@ async def test_a_kept_consumer_takes_no_message_and_ends(
     await wait_for_consumers(bus, 0)
 
 
-def consumer_count(bus: BusThread) -> int:
-    async def count() -> int:
-        return sum(len(host._state._consumers) for host in bus._hosts if host._state is not None)
+def consumers_of(bus: BusThread) -> list[tuple[Receiver | None, int, int]]:
+    """Return receiver, limit and deliveries of each consumer."""
 
-    return bus.run(count())
+    async def consumers() -> list[tuple[Receiver | None, int, int]]:
+        loaded = [host._state for host in bus._hosts if host._state is not None]
+        found = [each for state in loaded for _, each in state._consumers.values()]
+        return [(each.receiver, each.limit, each.delivered) for each in found]
+
+    return bus.run(consumers())
+
+
+def consumer_count(bus: BusThread) -> int:
+    return len(consumers_of(bus))
 
 
 async def wait_for_consumers(bus: BusThread, count: int) -> None:
-    async with asyncio.timeout(10):
-        while consumer_count(bus) != count:
-            await asyncio.sleep(0.005)
+    try:
+        async with asyncio.timeout(10):
+            while consumer_count(bus) != count:
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        pytest.fail(f"expected {count} consumers, there are {consumers_of(bus)}")
 
 
 async def test_a_message_waits_until_it_is_due(http: HttpClient, queue: str) -> None:
