@@ -152,7 +152,7 @@ crds: setup ## write crds/ and their reference from the models
 
 .PHONY: lock
 lock: setup ## compile both lock files from pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --extra tracing --group dev -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --extra operator --extra tracing --group dev -o requirements.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --group demo -c requirements.lock -o requirements-demo.lock
 
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
