@@ -101,6 +101,7 @@ check: setup ## format, lint, types, layers, unused code
 	$(BIN)/python -m tests.unused_definitions
 	$(BIN)/python -m postbus_operator.crdgen --check crds
 	$(BIN)/python -m postbus_operator.reference --check docs/guides/kubernetes-reference.md
+	$(BIN)/python -m postbus_operator.chartgen --check charts
 
 .PHONY: format
 format: setup ## format the code and apply safe fixes
@@ -146,9 +147,10 @@ openapi: setup ## write docs/openapi.json from the table of the control API
 	@$(BIN)/python -c "from postbus.edge.control.openapi import openapi_text as text; print(text(), end='')" > docs/openapi.json
 
 .PHONY: crds
-crds: setup ## write crds/ and their reference from the models
+crds: setup ## write crds/, their reference and chart from the models
 	@$(BIN)/python -m postbus_operator.crdgen crds
 	@$(BIN)/python -m postbus_operator.reference docs/guides/kubernetes-reference.md
+	@$(BIN)/python -m postbus_operator.chartgen charts
 
 .PHONY: lock
 lock: setup ## compile both lock files from pyproject.toml
