@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # cores: half of the time tests wait for timers and processes.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 PACKAGES := dataplane operator
-CODE := dataplane operator tests bench examples .ci
+CODE := dataplane operator tests bench e2e examples .ci
 
 .PHONY: help
 help: ## list the targets
@@ -54,6 +54,10 @@ demo: .venv-demo/.ready ## a bus from nothing, driven and checked with the offic
 .PHONY: dev
 dev: .venv-demo/.ready ## a bus on this machine from examples/, data in .postbus
 	@$(DEMO_BIN)/python -m postbus dev examples $(DEV_FLAGS)
+
+.PHONY: images
+images: ## build container images, with docker or buildah
+	@e2e/build-images.sh
 
 # --- load and faults ----------------------------------------------------------------------------
 
@@ -153,9 +157,11 @@ crds: setup ## write crds/, their reference and chart from the models
 	@$(BIN)/python -m postbus_operator.chartgen charts
 
 .PHONY: lock
-lock: setup ## compile both lock files from pyproject.toml
+lock: setup ## compile the lock files from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --extra operator --extra tracing --group dev -o requirements.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --group demo -c requirements.lock -o requirements-demo.lock
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra operator --extra tracing -c requirements.lock -o requirements-image.lock
+	$(BIN)/uv pip compile --group build $(LOCK_FLAGS) -c requirements.lock -o requirements-build.lock
 
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"

@@ -68,10 +68,11 @@ REVIEWED_CIRCLES: dict[str, tuple[int, str]] = {}
 
 # Entries of the root folder; planned folders included.
 ROOT_ENTRIES = {
-    ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
-    "SECURITY.md", "bench", "charts", "conftest.py", "crds", "dataplane", "docs", "e2e", "examples",
-    "operator", "pipeline", "pyproject.toml", "requirements-demo.lock", "requirements.lock",
-    "tests",
+    ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile",
+    "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "charts", "conftest.py", "crds",
+    "dataplane", "docs", "e2e", "examples", "operator", "pipeline", "pyproject.toml",
+    "requirements-build.lock", "requirements-demo.lock", "requirements-image.lock",
+    "requirements.lock", "tests",
 }  # fmt: skip
 
 # Folders whose tests do what clients do: over AMQP, HTTP and the control API, with the command
@@ -289,7 +290,9 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
 
 
 def test_lock_files_hold_hashes_and_no_addresses() -> None:
-    for name in ("requirements.lock", "requirements-demo.lock"):
+    names = [path.name for path in ROOT.glob("requirements*.lock")]
+    assert len(names) == 4
+    for name in names:
         text = read(ROOT / name)
         assert "--hash=sha256:" in text
         assert re.findall(r"\w+://|--(?:extra-)?index-url|--find-links", text) == [], name

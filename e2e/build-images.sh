@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Build the container images of the Dockerfile, with docker if its daemon answers, else with buildah.
+#
+#   e2e/build-images.sh                    all of them
+#   e2e/build-images.sh postbus            only this one
+#
+# Docker keeps its images itself; buildah's are written to $E2E_CACHE/images/NAME-TAG.tar, by default
+# below e2e/.cache, for `kind load image-archive` or `ctr images import`. Variables:
+#
+#   TAG     tag of the images, by default dev
+#   BASE    base image; by default the Dockerfile's if it can be pulled, else a stand-in of Debian
+#           packages, made with mmdebstrap
+#
+# pip uses the settings of pip here: index, proxy and certificate are passed to it as secrets.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+top=$(dirname "$here")
+cache=${E2E_CACHE:-$here/.cache}
+tag=${TAG:-dev}
+[[ $# != 0 ]] || set -- postbus
+
+fail() { echo "$0: $1" >&2; exit "${2:-1}"; }
+has() { command -v "$1" >/dev/null; }
+
+# --- builders -----------------------------------------------------------------------------------
+
+# Its own storage: images of other projects are neither seen nor removed.
+buildah_here() {
+  buildah --root "$cache/buildah" --runroot "$work/run" --storage-driver overlay "$@"
+}
+
+has_image() {
+  if [[ $builder == docker ]]; then docker image inspect "$1"; else buildah_here inspect "$1"; fi
+} >/dev/null 2>&1
+
+pull() {
+  if [[ $builder == docker ]]; then docker pull -q "$1"; else buildah_here pull -q "$1"; fi
+} >/dev/null 2>&1
+
+build() { # <target>
+  local name=$1 image=$1:$tag archive=$cache/images/$1-$tag.tar
+  local options=(
+    --file "$top/Dockerfile" --target "$name" --tag "$image" --build-arg "BASE=$base"
+    --build-arg "VERSION=$version" --build-arg "REVISION=$revision"
+    --secret "id=pip.conf,src=$work/pip.conf" --secret "id=ca.crt,src=$work/ca.crt"
+  )
+  for variable in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do
+    [[ -z ${!variable:-} ]] || options+=(--build-arg "$variable=${!variable}")
+  done
+  echo "building $image" >&2
+  if [[ $builder == docker ]]; then
+    DOCKER_BUILDKIT=1 docker build --quiet "${options[@]}" "$top" >/dev/null
+    echo "$image"
+    return
+  fi
+  # In a chroot: needs neither a daemon nor the right to raise limits, which containers often lack.
+  buildah_here build --isolation chroot --network host --layers --pull-never --quiet \
+    "${options[@]}" "$top" >/dev/null
+  write_archive "$image" "$archive"
+  echo "$archive"
+}
+
+# Write an archive unless it has this very image.
+write_archive() { # <image> <archive>
+  local id
+  id=$(buildah_here images --quiet --no-trunc "$1")
+  [[ ! -s $2 || $(cat "$2.id" 2>/dev/null) != "$id" ]] || return 0
+  rm -f "$2.id" "$2.part"
+  buildah_here push --quiet "$1" "docker-archive:$2.part:$1"
+  mv "$2.part" "$2"
+  echo "$id" >"$2.id"
+}
+
+# --- base ---------------------------------------------------------------------------------------
+
+# Print the image to build on.
+choose_base() {
+  local wanted
+  wanted=$(sed -n 's/^ARG BASE=//p' "$top/Dockerfile")
+  if [[ -n ${BASE:-} ]]; then
+    echo "$BASE"
+  elif has_image "$wanted" || pull "$wanted"; then
+    echo "$wanted"
+  else
+    make_stand_in
+  fi
+}
+
+# Make a base of Debian's packages, named by what goes into it, unless it is there.
+make_stand_in() {
+  local recipe=(
+    --variant=minbase --format=tar --include=ca-certificates,python3,usr-is-merged
+    # Without it the package usrmerge would be installed, and perl with it.
+    --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright'
+    --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*'
+    # The machine's own, and not for the image.
+    --customize-hook='rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
+    bookworm
+  )
+  local key image rootfs container
+  key=$(printf '%s\n' "$(dpkg --print-architecture)" "${recipe[@]}" | sha256sum | cut -c1-12)
+  image=localhost/postbus-base:$key rootfs=$cache/images/base-$key.tar
+  if ! has_image "$image"; then
+    if [[ ! -s $rootfs ]]; then
+      has mmdebstrap || fail "the base image cannot be pulled: call e2e/install.sh images, or set BASE" 77
+      echo "making a base of Debian's packages" >&2
+      mmdebstrap "${recipe[@]}" "$rootfs.part" 2>"$work/mmdebstrap.log" || {
+        tail "$work/mmdebstrap.log" >&2
+        fail "mmdebstrap could not make a base"
+      }
+      mv "$rootfs.part" "$rootfs"
+    fi
+    if [[ $builder == docker ]]; then
+      docker import "$rootfs" "$image" >/dev/null
+    else
+      container=$(buildah_here from scratch)
+      buildah_here add --quiet "$container" "$rootfs" / >/dev/null
+      buildah_here commit --quiet --rm "$container" "$image" >/dev/null
+    fi
+  fi
+  echo "$image"
+}
+
+# --- all ----------------------------------------------------------------------------------------
+
+if has docker && docker info >/dev/null 2>&1; then
+  builder=docker
+elif ! has buildah; then
+  fail "no docker daemon answers: start one, or install buildah" 77
+elif [[ $(id -u) != 0 ]]; then
+  fail "buildah without a docker daemon needs root" 77
+else
+  builder=buildah
+fi
+mkdir -p "$cache/images"
+exec 9>"$cache/images/lock"
+flock 9
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$top/pyproject.toml")
+revision=$(git -C "$top" rev-parse HEAD 2>/dev/null || echo unknown)
+python3 "$here/pip_settings.py" "$work"
+base=$(choose_base)
+for name in "$@"; do
+  build "$name"
+done
