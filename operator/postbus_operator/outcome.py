@@ -1,0 +1,54 @@
+"""The result of one look at a resource: what the worker writes, and when it looks again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from postbus_operator.status import ResourceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An Event about the resource, for people. `reason` is CamelCase."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`status` is the complete wanted status; None: the resource goes and needs none.
+
+    `has_finalizer`: whether the finalizer of the operator shall be there; False releases a resource
+    that is being deleted. `delete_resource`: the resource itself goes, as `onAutoDelete` says.
+    `retry_s`: seconds until the next look without an event; None: the resync suffices.
+    """
+
+    status: ResourceStatus | None
+    has_finalizer: bool
+    delete_resource: bool = False
+    retry_s: float | None = None
+    events: tuple[Event, ...] = ()
+
+
+class SpecInvalid(Exception):
+    """The spec is wrong in a way that only a change of it mends: Stalled, no retry."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class DependencyMissing(Exception):
+    """Another object is missing; it wakes the resource when it appears."""
+
+    def __init__(self, condition: str, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.condition = condition
+        self.reason = reason
+
+
+class BackendUnavailable(Exception):
+    """A bus or a database does not answer; the worker tries again, with growing pauses."""
