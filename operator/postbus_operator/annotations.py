@@ -26,3 +26,7 @@ MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 BUS_LABEL: Final = "postbus.dev/bus"
 """The name of the bus as its children have it (`names.child_name`)."""
+
+WATCH_LABEL: Final = "postbus.dev/watch"
+"""`"true"` on Secrets that the operator reads: users set it, and the operator on its own ones. The
+API server filters by it, so that other Secrets never reach the operator."""

@@ -1,0 +1,50 @@
+"""What a reconcile works with besides its resource."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from postbus_operator.api import Api
+from postbus_operator.cache import Cache
+from postbus_operator.objects import Key, Resource
+from postbus_operator.outcome import Outcome
+from postbus_operator.settings import Settings
+
+
+class Buses(Protocol):
+    """Sessions with the control APIs of buses."""
+
+    async def of(self, bus: Resource) -> Any:
+        """Return the session of a bus; None: it cannot be reached yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Settings, access and time, for the whole time as the leader.
+
+    `wake`: look at a resource after these seconds, 0 is now. `control_url`: address of the control
+    API of a bus, None: that of its first broker in the cluster; tests run brokers elsewhere.
+    """
+
+    settings: Settings
+    api: Api
+    cache: Cache
+    buses: Buses
+    epoch: int
+    now: Callable[[], datetime]
+    wake: Callable[[Key, float], None]
+    control_url: Callable[[Resource], str] | None = None
+
+
+Reconciler = Callable[[Context, Resource], Awaitable[Outcome]]
+"""Looks at a resource once. `Resource.is_deleting` is the first thing it asks.
+
+Raises SpecInvalid, DependencyMissing, BackendUnavailable, or an ApiError.
+"""
+
+
+class LeadershipLost(Exception):
+    """Another process leads, as the Lease or a broker says: this one must stop at once."""

@@ -1,0 +1,192 @@
+"""Requests of the operator, and what it makes of refusals."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from kubernetes.aio.client import Configuration
+
+from postbus_operator.annotations import FINALIZER, WATCH_LABEL
+from postbus_operator.api import PAGE, Api, ApiUnavailable, Conflict, Forbidden, Invalid, NotFound
+from postbus_operator.connection import load_configuration
+from postbus_operator.resource_types import (
+    CLUSTER_NAMESPACES,
+    CONFIG_MAPS,
+    LEASES,
+    RESOURCES,
+    SECRETS,
+    SERVICES,
+)
+from tests.kube.api_server import ApiServer
+from tests.kube.clients import Calls, api_of, configuration_of
+
+QUEUES = RESOURCES["Queue"]
+QUEUE = {
+    "apiVersion": "postbus.dev/v1alpha1",
+    "kind": "Queue",
+    "metadata": {"name": "orders", "namespace": "api"},
+    "spec": {"owner": {"name": "bus"}},
+}
+
+
+def config_map(name: str, **data: str) -> dict:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": "api"},
+        "data": data,
+    }
+
+
+@pytest.fixture(scope="module")
+def namespace(server: ApiServer) -> Iterator[str]:
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "api"}})
+    yield "api"
+    for plural in ("configmaps", "secrets"):
+        server.request("DELETE", f"/api/v1/namespaces/api/{plural}")
+    server.request("DELETE", QUEUES.path("api"))
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+async def api(
+    server: ApiServer, namespace: str, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Api]:
+    async with api_of(await configuration_of(server, monkeypatch), calls) as api:
+        yield api
+
+
+async def test_an_applied_object_has_what_was_applied_last(api: Api, calls: Calls) -> None:
+    """Fields that are left out go, fields of others stay; equal ones make no new version."""
+    first = await api.apply(config_map("applied", a="1", b="2"))
+    await api.patch(CONFIG_MAPS, "api", "applied", {"metadata": {"labels": {"theirs": "x"}}})
+    second = await api.apply(config_map("applied", a="1"))
+    assert (first["data"], second["data"]) == ({"a": "1", "b": "2"}, {"a": "1"})
+    assert second["metadata"]["labels"] == {"theirs": "x"}
+    third = await api.apply(config_map("applied", a="1"))
+    assert third["metadata"]["resourceVersion"] == second["metadata"]["resourceVersion"]
+    assert {each["manager"] for each in third["metadata"]["managedFields"]} == {"postbus-operator"}
+    assert [each["metadata"]["name"] for each in calls.objects] == ["applied"] * 4
+    assert calls.answers == [("apply", 201), ("patch", 200), ("apply", 200), ("apply", 200)]
+
+
+async def test_applied_secrets_can_be_watched(api: Api) -> None:
+    secret = config_map("keys") | {"kind": "Secret", "stringData": {"a": "b"}}
+    del secret["data"]
+    made = await api.apply(secret)
+    assert made["metadata"]["labels"] == {WATCH_LABEL: "true"}
+    assert "labels" not in secret["metadata"]
+
+
+async def test_a_list_is_read_in_pages(api: Api, server: ApiServer, calls: Calls) -> None:
+    for number in range(3):
+        await api.apply(config_map(f"listed-{number}") | {"metadata": {
+            "name": f"listed-{number}", "namespace": "api", "labels": {"page": "x"}}})  # fmt: skip
+    calls.answers.clear()
+    found = [each async for each in api.list(CONFIG_MAPS, "api", labels="page=x")]
+    assert {each["metadata"]["name"] for each in found} == {f"listed-{n}" for n in range(3)}
+    assert {each["kind"] for each in found} == {"ConfigMap"}
+    assert calls.answers == [("list", 200)]
+    assert PAGE == 500
+
+
+async def test_a_status_is_merged_and_its_nulls_and_lists_replace(api: Api) -> None:
+    await api.create(QUEUES, "api", QUEUE)
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Ready",
+        "message": "",
+        "lastTransitionTime": "2026-11-23T09:00:00Z",
+    }
+    status = {"entityId": "1", "messageCount": 3, "conditions": [condition]}
+    await api.patch(QUEUES, "api", "orders", {"status": status}, part="status")
+    other = condition | {"type": "Valid"}
+    change = {"status": {"messageCount": None, "conditions": [other]}}
+    found = await api.patch(QUEUES, "api", "orders", change, part="status")
+    assert found["status"] == {"entityId": "1", "conditions": [other]}
+    assert (await api.get(QUEUES, "api", "orders"))["metadata"]["generation"] == 1
+
+
+async def test_a_patch_of_an_old_version_is_a_conflict(api: Api) -> None:
+    made = await api.apply(config_map("versioned"))
+    change = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"],
+                           "finalizers": [FINALIZER]}}  # fmt: skip
+    patched = await api.patch(CONFIG_MAPS, "api", "versioned", change)
+    assert patched["metadata"]["finalizers"] == [FINALIZER]
+    with pytest.raises(Conflict):
+        await api.patch(CONFIG_MAPS, "api", "versioned", change)
+    await api.patch(CONFIG_MAPS, "api", "versioned", {"metadata": {"finalizers": []}})
+
+
+async def test_a_deletion_names_the_incarnation(api: Api) -> None:
+    made = await api.apply(config_map("deleted"))
+    with pytest.raises(Conflict):
+        await api.delete(CONFIG_MAPS, "api", "deleted", uid="another")
+    assert await api.delete(CONFIG_MAPS, "api", "deleted", uid=made["metadata"]["uid"])
+    assert not await api.delete(CONFIG_MAPS, "api", "deleted")
+
+
+async def test_refusals_have_types(api: Api, calls: Calls) -> None:
+    with pytest.raises(NotFound):
+        await api.get(SECRETS, "api", "absent")
+    with pytest.raises(NotFound):
+        await api.patch(QUEUES, "api", "absent", {"status": {}}, part="status")
+    with pytest.raises(Conflict):
+        await api.create(CLUSTER_NAMESPACES, "", {"metadata": {"name": "api"}})
+    with pytest.raises(Invalid, match="spec"):
+        await api.create(QUEUES, "api", QUEUE | {"spec": {"lockDuration": "PT9H"}})
+    with pytest.raises(Invalid):
+        await api.apply({"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": -1}]},
+                         "metadata": {"name": "bad", "namespace": "api"}})  # fmt: skip
+    assert SERVICES.path("api", "bad") == "/api/v1/namespaces/api/services/bad"
+    assert ("get", 404) in calls.answers
+
+
+async def test_a_missing_right_is_a_refusal(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads(server.kubeconfig().read_text())
+    config["users"][0]["user"] = {}
+    path = server.folder / "anonymous"
+    path.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    async with api_of(await load_configuration(connections=1)) as api:
+        with pytest.raises(Forbidden):
+            await api.get(LEASES, "api", "leader")
+
+
+async def test_no_answer_is_worth_another_attempt() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        calls = Calls()
+        configuration = nowhere(unused.getsockname()[1])
+        async with api_of(configuration, calls) as api:
+            with pytest.raises(ApiUnavailable) as caught:
+                await api.get(SECRETS, "api", "x")
+    assert (caught.value.status, calls.answers) == (0, [("get", 0)])
+
+
+async def test_a_group_says_what_it_serves(api: Api) -> None:
+    assert await api.serves("postbus.dev", "v1alpha1") == {
+        "busnamespaces",
+        "queues",
+        "topics",
+        "subscriptions",
+    }
+    assert await api.serves("postbus.dev", "v1") == set()
+
+
+def nowhere(port: int) -> Configuration:
+    from kubernetes.aio.client import Configuration
+
+    configuration = Configuration()
+    configuration.host = f"http://127.0.0.1:{port}"
+    return configuration
