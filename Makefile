@@ -135,6 +135,18 @@ kube-tools: ## build etcd, kube-apiserver and kubectl; needs go
 test-kube: setup kube-tools ## custom resources on a real API server; needs go
 	@$(BIN)/python -m pytest tests/kube -m kube $(PYTEST_FLAGS)
 
+.PHONY: e2e-up
+e2e-up: ## start a cluster: E2E_CLUSTER=node (as root) or existing
+	@e2e/up.sh
+
+.PHONY: e2e-down
+e2e-down: ## end that cluster
+	@e2e/down.sh
+
+.PHONY: e2e
+e2e: setup e2e-up ## end-to-end tests on that cluster, which then ends
+	@e2e/run.sh $(BIN)/python -m pytest e2e/tests $(PYTEST_FLAGS); status=$$?; e2e/down.sh; exit $$status
+
 .PHONY: test-alerts
 test-alerts: ## the alert rules with Prometheus's own promtool
 	promtool check rules docs/alerts.yaml

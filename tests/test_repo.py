@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -18,8 +19,10 @@ PACKAGES = {
     "postbus": ROOT / "dataplane" / "postbus",
     "postbus_operator": ROOT / "operator" / "postbus_operator",
 }
-CODE_FOLDERS = ("dataplane", "operator", "tests", "bench", "examples", ".ci")
-MADE_FOLDERS = {"__pycache__", "work", "build", "target", "node_modules", "results"}
+CODE_FOLDERS = ("dataplane", "operator", "tests", "e2e", "bench", "examples", ".ci")
+MADE_FOLDERS = {
+    "__pycache__", ".cache", ".state", "work", "build", "target", "node_modules", "results",
+}  # fmt: skip
 TEXT_ENDINGS = {".py", ".sql", ".toml", ".yaml", ".yml", ".lark"}
 
 REVIEW_LINES = 600
@@ -111,9 +114,9 @@ def shown(path: Path) -> str:
 
 def files_below(*folders: str) -> Iterator[Path]:
     for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and MADE_FOLDERS.isdisjoint(path.relative_to(ROOT).parts):
-                yield path
+        for top, below, names in os.walk(ROOT / folder):
+            below[:] = sorted(set(below) - MADE_FOLDERS)
+            yield from (Path(top, name) for name in sorted(names))
 
 
 def python_files(*folders: str) -> list[Path]:
