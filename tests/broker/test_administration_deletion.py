@@ -17,6 +17,7 @@ from postbus.broker.administration import (
     Tombstone,
     WantedEntity,
 )
+from postbus.broker.catalog import change_feed
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.entities import (
@@ -682,6 +683,34 @@ async def test_the_feed_returns_changes_and_waits_for_more(store: Store) -> None
         with pytest.raises(DirectoryRefusal, match="list everything again"):
             await administration.changes(3)
         assert await administration.changes(0) == (5, [])
+        del bus
+
+
+async def test_a_list_from_zero_continues_beyond_forgotten_tombstones(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_feed, "MOST", 2)
+    async with administered(store) as (administration, bus):
+        for name in "abcd":
+            await administration.put(a_queue(name, QUEUE), NEW)
+        await administration.put(a_queue("gone", QUEUE), NEW)
+        await administration.delete("gone")
+        async with store.aside() as connection:
+            await connection.execute("update postbus.catalog set updated_ms = 0 where is_deleted")
+        begun = administration.version
+        version, found = await administration.changes(0)
+        assert (version, [each.name for each in found]) == (2, ["a", "b"])
+        await administration.reap()
+        with pytest.raises(DirectoryRefusal, match="list everything again"):
+            await administration.changes(version)
+        version, found = await administration.changes(version, begun=begun)
+        assert (version, [each.name for each in found]) == (6, ["c", "d"])
+        await administration.delete("a")
+        async with store.aside() as connection:
+            await connection.execute("update postbus.catalog set updated_ms = 0 where is_deleted")
+        await administration.reap()
+        with pytest.raises(DirectoryRefusal, match="list everything again"):
+            await administration.changes(2, begun=begun)
         del bus
 
 

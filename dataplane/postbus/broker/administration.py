@@ -485,15 +485,16 @@ class Administration:
         return await self._asked(self._feed.tombstones(max(since_version, 0), max(top, 1)))
 
     async def changes(
-        self, since_version: int, wait_s: float = 0.0
+        self, since_version: int, wait_s: float = 0.0, begun: int = 0
     ) -> tuple[int, list[EntityChange]]:
         """Return changes after a version, and the version up to which these are all.
 
         They are 1,000 or a few more; the rest follows after that version. Waits up to `wait_s` for
         the first change. An entity that changed twice is there once. Raises ARGUMENT_OUT_OF_RANGE
-        where not all is known any more: list everything then.
+        where not all is known any more: list everything then. `begun`: the version of the catalog
+        when the caller began with 0.
         """
-        return await self._asked(self._feed.changes(max(since_version, 0), wait_s))
+        return await self._asked(self._feed.changes(max(since_version, 0), wait_s, begun))
 
     async def _asked(self, work: Coroutine[object, object, T]) -> T:
         try:

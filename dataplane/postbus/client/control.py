@@ -117,6 +117,7 @@ class ControlClient:
         path: str,
         body: Mapping[str, object] | None = None,
         query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Send one request and return the JSON of its response, None if it is empty."""
         asked = {
@@ -126,7 +127,7 @@ class ControlClient:
         }
         try:
             async with self._session.request(
-                method, self._url + path, json=body, params=asked
+                method, self._url + path, json=body, params=asked, headers=headers
             ) as response:
                 text = await response.read()
                 answer: Any = await response.json() if text else None

@@ -49,21 +49,26 @@ class ChangeFeed:
         self._directory = directory
         self._tombstones = tombstones
 
-    async def tombstones(self, since: int, top: int = MOST) -> list[Tombstone]:
+    async def tombstones(self, since: int, top: int = MOST, begun: int = 0) -> list[Tombstone]:
         """Return the entities deleted after a version, in order of version; 0: all known ones.
 
-        At most `top` or a few more; continue with the version of the last one.
+        At most `top` or a few more; continue with the version of the last one. `begun`: see
+        `changes`.
         """
         forgotten, found = await self._tombstones.after(since, top)
-        if 0 < since < forgotten or since > self._directory.version:
+        is_forgotten = since > 0 and max(since, begun) < forgotten
+        if is_forgotten or since > self._directory.version:
             raise TooOld(since)
         return [stone for stone in found if stone.version <= self._directory.version]
 
-    async def changes(self, since: int, wait_s: float = 0.0) -> tuple[int, list[EntityChange]]:
+    async def changes(
+        self, since: int, wait_s: float = 0.0, begun: int = 0
+    ) -> tuple[int, list[EntityChange]]:
         """Return changes after a version, and the version up to which these are all.
 
         They are `MOST` or a few more: the changes of one version are not split. Waits up to
-        `wait_s` for the first one.
+        `wait_s` for the first one. `begun` is the version of the catalog when the caller began with
+        0: it misses no tombstone that was removed before.
         """
         if since > self._directory.version:
             raise TooOld(since)
@@ -80,7 +85,7 @@ class ChangeFeed:
             EntityChange(entry.version, entry.name, entry, None)
             for entry in self._directory.changed_since(since)
         ]
-        stones = await self.tombstones(since)
+        stones = await self.tombstones(since, begun=begun)
         if len(stones) >= MOST:
             version = min(version, stones[-1].version)
         gone = [EntityChange(stone.version, stone.name, None, stone) for stone in stones]

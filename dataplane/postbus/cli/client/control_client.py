@@ -52,10 +52,11 @@ class ControlClient(control.ControlClient):
         path: str,
         body: Mapping[str, object] | None = None,
         query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Send one request and return the JSON of its response, None if it is empty."""
         try:
-            return await super().ask(method, path, body, query)
+            return await super().ask(method, path, body, query, headers)
         except RequestFailed as error:
             raise RefusedError(_explained(error.failure, self._target.control)) from None
         except RequestRefused as error:

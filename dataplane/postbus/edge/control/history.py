@@ -41,7 +41,7 @@ class ControlHistory:
     async def _changes(self, call: Call) -> Answer:
         with _too_old():
             version, found = await self._administration.changes(
-                call.number("since"), call.number("wait")
+                call.number("since"), call.number("wait"), call.number("begun")
             )
         items = [_change(each) for each in found]
         return Answer(EntityChanges(version=version, items=items))

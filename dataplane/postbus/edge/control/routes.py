@@ -133,6 +133,11 @@ CURSOR: Final = Query(
     "Return changes after this `cursor` of the last answer; 0 begins with all entities.",
     form="be 0 or the cursor of an answer",
 )
+BEGUN: Final = Query(
+    "begun",
+    {"type": "integer", "minimum": 0, "maximum": MAX_VERSION, "default": 0},
+    "Version of the catalog when a list began with `since=0`; older deletions do not end the list.",
+)
 WAIT: Final = Query(
     "wait",
     {"type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0},
@@ -147,9 +152,8 @@ POLICY: Final = Query(
 MANAGED_BY: Final = Query(
     "managed-by",
     {"type": "string", "maxLength": 512, "pattern": "^[ -~]*$"},
-    "Set the opaque mark of the program that keeps this definition, in printable ASCII; empty"
-    " removes it. Without this parameter the mark stays. Updates over the administration API keep"
-    " it, and tombstones have it.",
+    "Set the opaque mark of the program that keeps this definition; empty removes it. Without this"
+    " parameter the mark stays. Updates over the administration API keep it; tombstones have it.",
     form="have at most 512 printable ASCII characters",
 )
 
@@ -447,7 +451,7 @@ HISTORY: Final = (
         "changes",
         "List changes since a version, optionally waiting for one",
         EntityChanges,
-        queries=(SINCE, WAIT),
+        queries=(SINCE, BEGUN, WAIT),
         refusals=(410, 503),
     ),
     Route(
