@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # cores: half of the time tests wait for timers and processes.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 PACKAGES := dataplane operator
-CODE := dataplane operator tests bench e2e examples .ci
+CODE := dataplane operator charts tests bench e2e examples .ci
 
 .PHONY: help
 help: ## list the targets
@@ -105,7 +105,7 @@ check: setup ## format, lint, types, layers, unused code
 	$(BIN)/python -m tests.unused_definitions
 	$(BIN)/python -m postbus_operator.crdgen --check crds
 	$(BIN)/python -m postbus_operator.reference --check docs/guides/kubernetes-reference.md
-	$(BIN)/python -m postbus_operator.chartgen --check charts
+	$(BIN)/python -m postbus_operator.chartgen --check charts docs/alerts.yaml
 
 .PHONY: format
 format: setup ## format the code and apply safe fixes
@@ -128,7 +128,7 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
 
 .PHONY: kube-tools
-kube-tools: ## build etcd, kube-apiserver and kubectl; needs go
+kube-tools: ## build etcd, kube-apiserver, kubectl and helm; needs go
 	@e2e/build-tools.sh
 
 .PHONY: test-kube
@@ -163,10 +163,10 @@ openapi: setup ## write docs/openapi.json from the table of the control API
 	@$(BIN)/python -c "from postbus.edge.control.openapi import openapi_text as text; print(text(), end='')" > docs/openapi.json
 
 .PHONY: crds
-crds: setup ## write crds/, their reference and chart from the models
+crds: setup ## write crds/, their reference and what charts have of them
 	@$(BIN)/python -m postbus_operator.crdgen crds
 	@$(BIN)/python -m postbus_operator.reference docs/guides/kubernetes-reference.md
-	@$(BIN)/python -m postbus_operator.chartgen charts
+	@$(BIN)/python -m postbus_operator.chartgen charts docs/alerts.yaml
 
 .PHONY: lock
 lock: setup ## compile the lock files from pyproject.toml

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build programs of Kubernetes from Go modules, locked by e2e/tools/go.sum.
 #
-#   e2e/build-tools.sh                     those of `make test-kube`: etcd, kube-apiserver, kubectl
+#   e2e/build-tools.sh                     those of `make test-kube`: etcd, kube-apiserver, kubectl, helm
 #   e2e/build-tools.sh node                those of the node of E2E_CLUSTER=node
 #   e2e/build-tools.sh kubectl helm        only these
 #
@@ -13,9 +13,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=$(realpath -m "${E2E_CACHE:-$here/.cache}")
 bin=$cache/bin
 
-api=(etcd kube-apiserver kubectl)
+api=(etcd kube-apiserver kubectl helm)
 node=("${api[@]}" kube-controller-manager kube-scheduler kubelet kube-proxy kubeadm
-  coredns local-path-provisioner pause helm)
+  coredns local-path-provisioner pause)
 case $* in
   '') set -- "${api[@]}" ;;
   node) set -- "${node[@]}" ;;

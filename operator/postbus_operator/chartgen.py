@@ -1,8 +1,9 @@
-"""Writes the generated parts of the charts: templates of definitions, tables of values.
+"""Writes the generated parts of the charts: definitions, settings and alerts, tables of values.
 
-`python -m postbus_operator.chartgen charts` writes; with `--check` it compares. A
+`python -m postbus_operator.chartgen charts docs/alerts.yaml` writes; with `--check` it compares. A
 template is the definition of `crds/` with the values of the chart in its metadata. The table of a
-README lists the values that `values.yaml` describes in comments that begin with `# --`.
+README lists the values that `values.yaml` describes in comments that begin with `# --`, and the
+settings of the operator, whose schema is that of `Settings`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from pydantic.alias_generators import to_camel
 
 from postbus_operator.crdgen import texts
 from postbus_operator.crds import GROUP
+from postbus_operator.settings import Settings
 
 CRD_CHART: Final = "postbus-crds"
+OPERATOR_CHART: Final = "postbus"
 BEGIN: Final = "<!-- values: written by `make crds` -->\n"
 END: Final = "<!-- end of values -->\n"
 
@@ -39,6 +43,16 @@ LABELS: Final = """\
     {{- toYaml . | nindent 4 }}
     {{- end }}
 """
+
+DERIVED: Final = {
+    "namespaces", "image", "store_image", "image_pull_policy",
+    "lease_name", "lease_namespace", "identity", "http_host", "http_port",
+}  # fmt: skip
+"""Settings that follow from other values, or that nobody changes in a cluster."""
+
+KEPT_WORDS: Final = (
+    "type", "enum", "minimum", "exclusiveMinimum", "maximum", "minLength", "maxLength",
+)  # fmt: skip
 
 
 # --- templates of definitions -------------------------------------------------------------------
@@ -72,8 +86,8 @@ def _template(name: str, text: str) -> str:
 # --- tables of values ---------------------------------------------------------------------------
 
 
-def readme(chart: Path) -> str:
-    """Return the README of a chart with the table of its values.
+def readme(chart: Path, more: str = "") -> str:
+    """Return the README of a chart with the table of its values, and more rows.
 
     Raises:
         ValueError: it has no place for the table.
@@ -83,7 +97,7 @@ def readme(chart: Path) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{chart}/README.md: no place for the table of values")
-    return before + begin + "\n" + values_table(chart) + "\n" + end + after
+    return before + begin + "\n" + values_table(chart) + more + "\n" + end + after
 
 
 def values_table(chart: Path) -> str:
@@ -126,23 +140,61 @@ def _comment_above(lines: list[str], at: int) -> str:
     return said.removeprefix("-- ") if said.startswith("-- ") else ""
 
 
+# --- settings of the operator -------------------------------------------------------------------
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON schema of `settings`: the operator's settings that users may set."""
+    found = Settings.model_json_schema()["properties"]
+    properties = {
+        to_camel(name): {word: each[word] for word in KEPT_WORDS if word in each}
+        for name, each in found.items()
+        if name not in DERIVED
+    }
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def settings_table() -> str:
+    """Return these settings as rows of the table of values."""
+    rows = []
+    for name, each in Settings.model_json_schema()["properties"].items():
+        if name not in DERIVED:
+            meaning = " ".join(each["description"].split()).partition(" Default: ")[0]
+            rows.append(
+                f"| `settings.{to_camel(name)}` | `{json.dumps(each['default'])}` | {meaning} |"
+            )
+    return "\n".join(rows) + "\n"
+
+
+def values_schema(chart: Path) -> str:
+    """Return the schema of a chart's values with that of the settings in it."""
+    schema = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
+    schema["properties"]["settings"] = settings_schema()
+    return json.dumps(schema, indent=2) + "\n"
+
+
 # --- files --------------------------------------------------------------------------------------
 
 
-def chart_files(charts: Path) -> dict[Path, str]:
+def chart_files(charts: Path, alerts: Path) -> dict[Path, str]:
     """Return the path of each generated file and its text."""
-    crds = charts / CRD_CHART
+    crds, operator = charts / CRD_CHART, charts / OPERATOR_CHART
     made = {crds / "templates" / name: text for name, text in crd_templates().items()}
     made[crds / "README.md"] = readme(crds)
+    made[operator / "README.md"] = readme(operator, settings_table())
+    made[operator / "values.schema.json"] = values_schema(operator)
+    made[operator / "files" / "alerts.yaml"] = (
+        f"# Written by `make crds` from {alerts.name}.\n" + alerts.read_text(encoding="utf-8")
+    )
     return made
 
 
 def main(arguments: list[str]) -> int:
     """Write the files, or with `--check` compare them; return the exit code."""
     is_check = "--check" in arguments
-    [charts] = [Path(each) for each in arguments if not each.startswith("-")]
+    charts, alerts = (Path(each) for each in arguments if not each.startswith("-"))
     is_stale = False
-    for path, text in chart_files(charts).items():
+    for path, text in chart_files(charts, alerts).items():
         if not is_check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

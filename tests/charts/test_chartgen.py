@@ -10,13 +10,23 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic.alias_generators import to_camel
 
 from postbus_operator import chartgen
-from postbus_operator.chartgen import CRD_CHART, crd_templates, described_values, main
+from postbus_operator.chartgen import (
+    CRD_CHART,
+    DERIVED,
+    OPERATOR_CHART,
+    crd_templates,
+    described_values,
+    main,
+)
 from postbus_operator.crdgen import texts
+from postbus_operator.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHARTS = ROOT / "charts"
+ALERTS = str(ROOT / "docs" / "alerts.yaml")
 ACTION_LINE = re.compile(r"^ *\{\{.*\}\}\n", re.MULTILINE)
 
 every_chart = pytest.mark.parametrize(
@@ -27,20 +37,20 @@ every_chart = pytest.mark.parametrize(
 def test_files_are_what_their_sources_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--check", str(CHARTS)]) == 0
+    assert main(["--check", str(CHARTS), ALERTS]) == 0
     copy = tmp_path / "charts"
     shutil.copytree(CHARTS, copy)
     queues = copy / CRD_CHART / "templates" / "queues.yaml"
     queues.write_text("kind: Queue\n")
     readme = copy / CRD_CHART / "README.md"
     readme.write_text(readme.read_text().replace("`keep`", "`kept`"))
-    assert main(["--check", str(copy)]) == 1
+    assert main(["--check", str(copy), ALERTS]) == 1
     said = capsys.readouterr().out
     assert f"{queues}: not what its source says; run make crds" in said
     assert f"{readme}: not what its source says" in said
-    assert main([str(copy)]) == 0
+    assert main([str(copy), ALERTS]) == 0
     assert queues.read_text() == (CHARTS / CRD_CHART / "templates" / "queues.yaml").read_text()
-    assert main(["--check", str(copy)]) == 0
+    assert main(["--check", str(copy), ALERTS]) == 0
 
 
 @pytest.mark.parametrize("name", sorted(texts()))
@@ -95,10 +105,31 @@ def test_every_value_has_a_schema_and_a_description(chart: Path) -> None:
         assert set(known) == set(values), prefix
         for name, value in values.items():
             path = f"{prefix}{name}"
-            if path not in described:
+            if path not in described and path != "settings":
                 visit(value, known[name], f"{path}.")
 
     visit(yaml.safe_load(text), schema, "")
+
+
+def test_settings_are_those_of_the_operator() -> None:
+    """Each is either a value of its own or follows from others; the schema has its limits."""
+    schema = json.loads((CHARTS / OPERATOR_CHART / "values.schema.json").read_text())
+    settings = schema["properties"]["settings"]["properties"]
+    assert settings["workers"] == {"type": "integer", "minimum": 1, "maximum": 1_000}
+    assert settings["logFormat"] == {"type": "string", "enum": ["human", "json"]}
+    assert settings["retryPeriodS"] == {"type": "number", "exclusiveMinimum": 0}
+    names = {to_camel(name): name for name in Settings.model_fields}
+    assert set(settings) == {to for to, name in names.items() if name not in DERIVED}
+    environment = (CHARTS / OPERATOR_CHART / "templates" / "_helpers.tpl").read_text()
+    derived = {
+        name.lower() for name in re.findall(r"- name: POSTBUS_OPERATOR_(\w+)\n", environment)
+    }
+    # The others are right as they are in a pod: its name, its namespace, its port.
+    assert DERIVED - derived == {"lease_namespace", "identity", "http_host", "http_port"}
+    assert Settings.model_fields["http_port"].default == 8080
+    policies = schema["properties"]["image"]["properties"]["pullPolicy"]["enum"]
+    found = Settings.model_json_schema()["properties"]["image_pull_policy"]
+    assert policies == found["enum"]
 
 
 def test_descriptions_are_the_comments_above_values() -> None:

@@ -101,7 +101,9 @@ class ApiServer:
 
 def missing_programs() -> list[str]:
     """Return the programs that are not there."""
-    return [name for name in ("etcd", "kube-apiserver", "kubectl") if not (BIN / name).exists()]
+    return [
+        name for name in ("etcd", "kube-apiserver", "kubectl", "helm") if not (BIN / name).exists()
+    ]
 
 
 @contextmanager
