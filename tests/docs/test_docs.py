@@ -76,9 +76,10 @@ UNREAD = {
     GUIDES / "connections.md",
     GUIDES / "control-api.md",
     GUIDES / "from-the-emulator.md",
+    GUIDES / "gitops.md",
     GUIDES / "operations.md",
 }
-"""Tests of their own try them: one copies whole data directories, one runs as a shell script."""
+"""Tests of their own try them: data directories are copied, a cluster is needed."""
 
 WAIT_S = 0.5
 LANGUAGES = {"sh", "python", "toml", "yaml", "console", "java"}
