@@ -245,7 +245,7 @@ def test_test_folders_are_no_packages() -> None:
 
 def test_every_module_is_imported() -> None:
     """A module without an import is dead, or its test is missing."""
-    entry_points = {"postbus.__main__", "postbus.testing"}
+    entry_points = {"postbus.__main__", "postbus.testing", "postbus_operator.__main__"}
     users: dict[str, set[Path]] = {}
     for path in python_files(*CODE_FOLDERS):
         for name in imported_names(path):

@@ -54,7 +54,8 @@ class Cache:
         self._gone: dict[ObjectKey, int] = {}
         self._by_kind: dict[str, dict[Key, Resource]] = {kind: {} for kind in RESOURCES}
         self._by_owner: defaultdict[Key, set[Key]] = defaultdict(set)
-        self._by_target: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
+        self._by_name: defaultdict[tuple[Key, str], set[Key]] = defaultdict(set)
+        self._by_target: defaultdict[str, set[Key]] = defaultdict(set)
         self._by_secret: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
         self._children: defaultdict[tuple[str, str], set[ObjectKey]] = defaultdict(set)
         self._sharing = Sharing()
@@ -148,24 +149,14 @@ class Cache:
         """
         if resource.owner is None:
             return [resource]
-        name = resource.entity_name.lower()
-        found = [
-            each
-            for each in self.owned_by(resource.owner)
-            if each.entity_name.lower() == name and each.key != resource.key
-        ]
+        keys = self._by_name.get((resource.owner, resource.entity_name.lower()), set())
+        found = [self._resources[key] for key in keys - {resource.key}]
         return sorted((resource, *found), key=lambda each: (each.created_at, each.key))
 
     def forwarders_to(self, resource: Resource) -> list[Resource]:
         """Return the resources of the same bus that forward to the entity of this one."""
         bus = self.bus_of(resource)
-        found = self._sorted(
-            {
-                key
-                for namespace in self._namespaces_of(bus)
-                for key in self._by_target.get((namespace, resource.entity_name.lower()), ())
-            }
-        )
+        found = self._sorted(self._by_target.get(resource.entity_name.lower(), ()))
         return [each for each in found if self.bus_of(each) == bus and each.key != resource.key]
 
     def referencing_secret(self, namespace: str, name: str) -> list[Resource]:
@@ -206,8 +197,9 @@ class Cache:
         self._by_kind[key.kind][key] = resource
         if resource.owner is not None:
             self._by_owner[resource.owner].add(key)
+            self._by_name[resource.owner, resource.entity_name.lower()].add(key)
         for target in _targets(resource):
-            self._by_target[key.namespace, target].add(key)
+            self._by_target[target].add(key)
         for secret in secrets_of(resource):
             self._by_secret[key.namespace, secret].add(key)
 
@@ -218,8 +210,9 @@ class Cache:
         del self._resources[key], self._by_kind[key.kind][key]
         if resource.owner is not None:
             _discard(self._by_owner, resource.owner, key)
+            _discard(self._by_name, (resource.owner, resource.entity_name.lower()), key)
         for target in _targets(resource):
-            _discard(self._by_target, (key.namespace, target), key)
+            _discard(self._by_target, target, key)
         for secret in secrets_of(resource):
             _discard(self._by_secret, (key.namespace, secret), key)
 
@@ -231,14 +224,6 @@ class Cache:
             _discard(self._children, (key.namespace, old), key)
         if new is not None:
             self._children[key.namespace, new].add(key)
-
-    def _namespaces_of(self, bus: Key | None) -> set[str]:
-        """Return the namespaces of the cluster that hold entities of a bus."""
-        if bus is None:
-            return set()
-        entities = self._by_owner.get(bus, set())
-        below = {key for each in entities for key in self._by_owner.get(each, ())}
-        return {each.namespace for each in entities | below}
 
     def _sorted(self, keys: Set[Key] | tuple[()]) -> list[Resource]:
         return [self._resources[key] for key in sorted(keys)]

@@ -46,6 +46,11 @@ class Conditions:
             message=message[:MAX_MESSAGE],
         )
 
+    def keep_former(self) -> None:
+        """Keep all former conditions as they are; what was not looked at has its old generation."""
+        for each in self._former.values():
+            self._found[each["type"]] = Condition.model_validate(each)
+
     def status_of(self, type: str) -> ConditionStatus | None:
         """Return the status of a condition that is set."""
         found = self._found.get(type)

@@ -5,7 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from postbus_operator.context import Reconciler
+from postbus_operator.context import Buses, Reconciler
+from postbus_operator.objects import Resource
+from postbus_operator.settings import Settings
 
 RECONCILERS: Final[Mapping[str, Reconciler]] = {}
 """Kind -> its reconciler. Resources of a kind without one are watched, and left alone."""
+
+
+class NoBuses:
+    """Sessions of an operator that has no reconciler of entities."""
+
+    async def of(self, bus: Resource) -> None:
+        """Return none."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def make_buses(_: Settings) -> Buses:
+    """Return the sessions with control APIs."""
+    return NoBuses()
+
+
+def child_name(name: str) -> str:
+    """Return the name of a bus as its children have it, from the name of its resource."""
+    return name

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import socket
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 import postbus
 
 PREFIX: Final = "POSTBUS_OPERATOR_"
 OWN_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class SettingsError(Exception):
+    """The settings cannot be used."""
 
 
 class Settings(BaseSettings):
@@ -108,3 +114,23 @@ class Settings(BaseSettings):
             return OWN_NAMESPACE_FILE.read_text(encoding="utf-8").strip()
         except OSError:
             return "default"
+
+
+def load_settings() -> Settings:
+    """Return the settings of the environment. Raises SettingsError."""
+    names = {f"{PREFIX}{field.upper()}" for field in Settings.model_fields}
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in names)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], names, 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise SettingsError(f"{unknown[0]} is no setting{hint}")
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = (
+            f"{PREFIX}{str(problem['loc'][0]).upper()}: {problem['msg']}"
+            if problem["loc"]
+            else problem["msg"]
+            for problem in error.errors()
+        )
+        raise SettingsError("; ".join(problems)) from None

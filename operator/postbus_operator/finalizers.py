@@ -1,0 +1,33 @@
+"""Which resources the operator holds back from going, so that it can do what their policy says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from postbus_operator.annotations import FINALIZER
+from postbus_operator.objects import Resource
+
+
+def is_held(resource: Resource) -> bool:
+    """Return whether the policies of a resource leave work for its deletion.
+
+    They are read from the spec alone: the finalizer is there before anything is made elsewhere.
+    """
+    operator_spec = resource.spec.get("operatorSpec") or {}
+    return (
+        operator_spec.get("deletionPolicy") != "Retain"
+        and operator_spec.get("reconcilePolicy", "Manage") == "Manage"
+        and not resource.is_released_by_force
+    )
+
+
+def finalizer_patch(resource: Resource, *, is_there: bool) -> dict[str, Any]:
+    """Return the merge patch that adds or removes the finalizer, of exactly this version."""
+    others = [each for each in resource.finalizers if each != FINALIZER]
+    return {
+        "metadata": {
+            "uid": resource.uid,
+            "resourceVersion": resource.resource_version,
+            "finalizers": [*others, FINALIZER] if is_there else others,
+        }
+    }

@@ -1,0 +1,57 @@
+"""The difference between a status that is there and the one that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from postbus_operator.status import ResourceStatus
+
+Json = Mapping[str, Any]
+
+
+def status_json(status: ResourceStatus) -> dict[str, Any]:
+    """Return a status as the API server has it: without empty fields."""
+    return _pruned(status.model_dump(mode="json", by_alias=True))
+
+
+def is_same(before: Json, wanted: Json) -> bool:
+    """Return whether two statuses mean the same: times of unchanged conditions do not count."""
+    return _meaning(before) == _meaning(wanted)
+
+
+def replacement(before: Json, wanted: Json) -> dict[str, Any]:
+    """Return the merge patch that leaves exactly `wanted`: whole, and null for what goes."""
+    patch: dict[str, Any] = {name: None for name in before if name not in wanted}
+    for name, value in wanted.items():
+        there = before.get(name)
+        if isinstance(value, dict) and isinstance(there, Mapping):
+            patch[name] = replacement(there, value)
+        else:
+            patch[name] = value
+    return patch
+
+
+def _meaning(status: Json) -> dict[str, Any]:
+    pruned = _pruned(status)
+    conditions = {
+        each["type"]: {name: value for name, value in each.items() if name != "lastTransitionTime"}
+        for each in pruned.pop("conditions", ())
+    }
+    return pruned | ({"conditions": conditions} if conditions else {})
+
+
+def _pruned(value: Json) -> dict[str, Any]:
+    """Return a copy without None, empty lists and empty objects, at any depth."""
+    kept = {name: _pruned_value(each) for name, each in value.items()}
+    return {name: each for name, each in kept.items() if each not in (None, [], {})}
+
+
+def _pruned_value(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return _pruned(value)
+        case list():
+            return [_pruned_value(each) for each in value]
+        case _:
+            return value
