@@ -168,6 +168,15 @@ crds: setup ## write crds/, their reference and what charts have of them
 	@$(BIN)/python -m postbus_operator.reference docs/guides/kubernetes-reference.md
 	@$(BIN)/python -m postbus_operator.chartgen charts docs/alerts.yaml
 
+.PHONY: manifests
+manifests: setup ## write operator/manifests from the chart; needs helm
+	@$(HELM) template postbus charts/postbus --namespace postbus-system > $(RENDERED)
+	@$(BIN)/python -m postbus_operator.plain_manifests < $(RENDERED) > operator/manifests/operator.yaml
+	@rm $(RENDERED)
+
+HELM ?= $(or $(shell command -v helm),$(or $(E2E_CACHE),e2e/.cache)/bin/helm)
+RENDERED := operator/manifests/rendered.tmp
+
 .PHONY: lock
 lock: setup ## compile the lock files from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --extra operator --extra tracing --group dev -o requirements.lock

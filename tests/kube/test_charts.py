@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import yaml
 
-from tests.kube.api_server import BIN, ApiError, ApiServer
+from postbus_operator.resource_types import CHILDREN, CLUSTER_NAMESPACES, EVENTS, RESOURCES
+from tests.kube.api_server import ROOT, ApiError, ApiServer
 from tests.kube.conftest import CRDS, DEFINITIONS
+from tests.kube.helm import SYSTEM, Object, Values, helm, of_kind, one, rendered
 
-ROOT: Final = CRDS.parent
-CHARTS: Final = ROOT / "charts"
-SYSTEM: Final = "postbus-system"
 WATCHED: Final = ["team-a", "team-b"]
 ACCOUNT: Final = f"system:serviceaccount:{SYSTEM}:postbus-operator"
-
-Values = dict[str, Any]
-Object = dict[str, Any]
 
 SCOPED: Final[Values] = {"rbac": {"scope": "namespace"}, "watchNamespaces": WATCHED}
 LABEL: Final = {"team": "messaging"}
@@ -90,40 +84,6 @@ MONITORED: Final[Values] = {
 }
 
 every_example = pytest.mark.parametrize("values", EXAMPLES.values(), ids=EXAMPLES)
-
-
-# --- helm ---------------------------------------------------------------------------------------
-
-
-def helm(*arguments: str, values: Values | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [BIN / "helm", *arguments, *(["--values", "-"] if values is not None else [])],
-        input=json.dumps(values or {}),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-
-
-def rendered(values: Values | None = None, chart: str = "postbus") -> list[Object]:
-    """Return the objects of a chart, those of its hooks included."""
-    done = helm(
-        "template", "postbus", f"charts/{chart}", "--namespace", SYSTEM, values=values or {}
-    )
-    assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
-
-
-def of_kind(objects: list[Object], kind: str) -> list[Object]:
-    return [each for each in objects if each["kind"] == kind]
-
-
-def one(objects: list[Object], kind: str, name: str = "") -> Object:
-    [found] = [
-        each for each in of_kind(objects, kind) if not name or each["metadata"]["name"] == name
-    ]
-    return found
 
 
 def pod_specs(objects: list[Object]) -> Iterator[tuple[str, Object]]:
@@ -378,6 +338,25 @@ def test_operator_has_its_rights_and_no_other(
     assert not may(server, "get", "coordination.k8s.io", "leases", "team-a", "postbus-operator")
 
 
+def test_rights_are_for_the_types_that_the_operator_knows() -> None:
+    [found] = [
+        each for each in of_kind(rendered(), "ClusterRole")
+        if each["metadata"]["name"] == "postbus-operator"
+    ]  # fmt: skip
+    granted = {
+        (group, resource): set(rule["verbs"])
+        for rule in found["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    kinds = {(type.group, type.plural) for type in RESOURCES.values()}
+    watched = {*kinds, *((type.group, type.plural) for type in CHILDREN)}
+    watched.add((CLUSTER_NAMESPACES.group, CLUSTER_NAMESPACES.plural))
+    status = {(group, f"{plural}/status") for group, plural in kinds}
+    assert granted.keys() == watched | status | {(EVENTS.group, EVENTS.plural)}
+    assert all(granted[each] >= {"get", "list", "watch"} for each in watched)
+
+
 def test_certificates_are_granted_only_to_those_who_use_them() -> None:
     groups = {group for _, rule in rules(rendered()) for group in rule["apiGroups"]}
     assert "cert-manager.io" not in groups
@@ -523,11 +502,63 @@ def test_network_policy_lets_through_what_the_operator_needs() -> None:
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     ports = [[port["port"] for port in rule["ports"]] for rule in spec["egress"]]
     assert ports == [[53, 53], [443, 6443], [9465]]
+    [metrics] = spec["ingress"][0]["from"]
+    assert metrics["namespaceSelector"]["matchLabels"] == {"postbus.dev/metrics": "true"}
     [broker] = spec["egress"][2]["to"]
     assert broker["namespaceSelector"] == {}
     [broker] = one(rendered(SCOPED), "NetworkPolicy")["spec"]["egress"][2]["to"]
     [expression] = broker["namespaceSelector"]["matchExpressions"]
     assert expression["values"] == WATCHED
+
+
+# --- releases -----------------------------------------------------------------------------------
+
+
+def release(server: ApiServer, *arguments: str, values: Values | None = None) -> None:
+    command, *rest = arguments
+    done = helm(
+        command, "postbus", *rest, "--namespace", SYSTEM,
+        "--kubeconfig", str(server.kubeconfig()), values=values,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def names_of(server: ApiServer, path: str) -> set[str]:
+    found = server.request("GET", f"{path}?labelSelector=app.kubernetes.io/instance=postbus")
+    return {each["metadata"]["name"] for each in found["items"]}
+
+
+def test_release_changes_its_scope_and_leaves_nothing(server: ApiServer) -> None:
+    roles = "/apis/rbac.authorization.k8s.io/v1"
+    release(server, "install", "charts/postbus", values={})
+    assert "postbus-operator" in names_of(server, f"{roles}/clusterroles")
+    release(server, "upgrade", "charts/postbus", values=SCOPED)
+    assert "postbus-operator" not in names_of(server, f"{roles}/clusterroles")
+    assert names_of(server, f"{roles}/namespaces/team-a/roles") == {"postbus-operator"}
+    release(server, "uninstall")
+    for path in (
+        f"{roles}/clusterroles",
+        f"{roles}/clusterrolebindings",
+        f"{roles}/roles",
+        f"{roles}/rolebindings",
+        "/apis/apps/v1/deployments",
+        "/apis/networking.k8s.io/v1/networkpolicies",
+        "/apis/policy/v1/poddisruptionbudgets",
+        "/api/v1/services",
+        "/api/v1/serviceaccounts",
+        "/api/v1/configmaps",
+    ):
+        assert names_of(server, path) == set(), path
+
+
+def test_definitions_stay_when_their_release_goes(server: ApiServer) -> None:
+    """They exist already here: the release takes them over."""
+    release(server, "install", "charts/postbus-crds", "--take-ownership")
+    release(server, "uninstall")
+    for path in CRDS.glob("*.yaml"):
+        name = yaml.safe_load(path.read_text())["metadata"]["name"]
+        found = server.request("GET", f"{DEFINITIONS}/{name}")
+        assert "deletionTimestamp" not in found["metadata"]
 
 
 # --- values that make no sense ------------------------------------------------------------------
