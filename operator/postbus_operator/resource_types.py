@@ -45,6 +45,8 @@ DISRUPTION_BUDGETS: Final = ResourceType(
 NETWORK_POLICIES: Final = ResourceType(
     "networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"
 )
+PODS: Final = ResourceType("", "v1", "pods", "Pod")
+CERTIFICATES: Final = ResourceType("cert-manager.io", "v1", "certificates", "Certificate")
 LEASES: Final = ResourceType("coordination.k8s.io", "v1", "leases", "Lease")
 EVENTS: Final = ResourceType("events.k8s.io", "v1", "events", "Event")
 
@@ -66,7 +68,7 @@ CHILDREN: Final = (
 
 _BY_NAME: Final = {
     (each.api_version, each.kind): each
-    for each in (*RESOURCES.values(), *CHILDREN, CLUSTER_NAMESPACES, LEASES, EVENTS)
+    for each in (*RESOURCES.values(), *CHILDREN, CLUSTER_NAMESPACES, CERTIFICATES, LEASES, EVENTS)
 }
 
 
