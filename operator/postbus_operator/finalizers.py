@@ -12,13 +12,17 @@ def is_held(resource: Resource) -> bool:
     """Return whether the policies of a resource leave work for its deletion.
 
     They are read from the spec alone: the finalizer is there before anything is made elsewhere.
+    The objects of a Namespace would go with it: protection and detaching need the operator, too.
     """
     operator_spec = resource.spec.get("operatorSpec") or {}
-    return (
-        operator_spec.get("deletionPolicy") != "Retain"
-        and operator_spec.get("reconcilePolicy", "Manage") == "Manage"
-        and not resource.is_released_by_force
-    )
+    reconcile_policy = operator_spec.get("reconcilePolicy", "Manage")
+    if resource.is_released_by_force:
+        return False
+    if resource.key.kind == "Namespace" and (
+        operator_spec.get("deletionProtection") or reconcile_policy == "DetachOnDelete"
+    ):
+        return True
+    return operator_spec.get("deletionPolicy") != "Retain" and reconcile_policy == "Manage"
 
 
 def finalizer_patch(resource: Resource, *, is_there: bool) -> dict[str, Any]:

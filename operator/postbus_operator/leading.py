@@ -24,6 +24,7 @@ from postbus_operator.handlers import registry
 from postbus_operator.health import Health
 from postbus_operator.kopf_settings import kopf_settings
 from postbus_operator.metrics import Metrics
+from postbus_operator.namespace_deletion import keep_sweeping
 from postbus_operator.objects import Key, Resource
 from postbus_operator.observer import Observer
 from postbus_operator.settings import Settings
@@ -178,6 +179,7 @@ class _Leader:
             async with asyncio.TaskGroup() as group:
                 period_s = self._parts.settings.resync_s
                 group.create_task(self._loop.resync(self._cache.all_keys, period_s))
+                group.create_task(keep_sweeping(self._context))
                 await self._loop.run()
         except BaseExceptionGroup as errors:
             lost = errors.subgroup(LeadershipLost)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from postbus.contract.control import NamespaceDescription, Status
 from postbus_operator.children.bus import BROKER, Bus
 from postbus_operator.conditions import Conditions, timestamp
+from postbus_operator.failures import former_status
 from postbus_operator.objects import Resource
 from postbus_operator.status import Binding, EntityCounts, NamespaceStatus, PartitionStatus
 from postbus_operator.workloads import STORE_EXIT, PodTrouble, Workload
@@ -92,7 +93,8 @@ class Look:
 
 def namespace_status(look: Look) -> NamespaceStatus:
     """Return the whole status. What the bus did not answer this time stays as it was."""
-    resource, bus, former = look.resource, look.bus, look.resource.status
+    resource, bus = look.resource, look.bus
+    former = former_status(resource).model_dump(by_alias=True)
     conditions = conditions_of(look)
     is_new_spec = former.get("observedGeneration") != resource.generation
     updated_at = timestamp(look.now) if is_new_spec else former.get("updatedAt")

@@ -20,7 +20,8 @@ from postbus_operator.health import Health, HealthServer
 from postbus_operator.leader import Elector, LeaseTimes
 from postbus_operator.leading import Parts, WatchesEnded, lead
 from postbus_operator.metrics import Metrics
-from postbus_operator.reconcile import RECONCILERS, child_name, make_buses
+from postbus_operator.names import child_name
+from postbus_operator.reconcile import RECONCILERS, make_buses
 from postbus_operator.settings import Settings
 
 SPARE_CONNECTIONS: Final = 8

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from postbus_operator.context import Buses, Reconciler
+from postbus_operator.namespace import reconcile_namespace
 from postbus_operator.objects import Resource
 from postbus_operator.settings import Settings
 
-RECONCILERS: Final[Mapping[str, Reconciler]] = {}
+RECONCILERS: Final[Mapping[str, Reconciler]] = {"Namespace": reconcile_namespace}
 """Kind -> its reconciler. Resources of a kind without one are watched, and left alone."""
 
 
@@ -26,8 +27,3 @@ class NoBuses:
 def make_buses(_: Settings) -> Buses:
     """Return the sessions with control APIs."""
     return NoBuses()
-
-
-def child_name(name: str) -> str:
-    """Return the name of a bus as its children have it, from the name of its resource."""
-    return name
