@@ -1,11 +1,13 @@
 # Images of Postbus. Targets:
 #
 #   postbus         the broker, `postbus serve`, and the operator, `postbus-operator`
+#   postbus-store   Postgres 15 of Debian as the managed store of a bus, `postbus-store`
 #
 # `make images` builds them, also where no registry can be reached (docs/guides/images.md). Everything
 # that runs is the user 10001 on a read-only root: what a program writes is below a mount.
 
-# Debian 12 with Python 3.11. All stages need the same one: the environment refers to its Python.
+# Debian 12 with Python 3.11. All stages need the same one: the environment refers to its Python, and
+# postbus-store to its releases of packages.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 # --- packages of Python -------------------------------------------------------------------------
@@ -39,11 +41,13 @@ RUN python3 -m pip --python /opt/build/bin/python wheel --quiet --no-index --no-
 
 # --- broker and operator ------------------------------------------------------------------------
 
-FROM ${BASE} AS postbus
+FROM ${BASE} AS user
 RUN groupadd --gid 10001 postbus \
     && useradd --uid 10001 --gid postbus --no-create-home --home-dir /var/lib/postbus \
-        --shell /usr/sbin/nologin postbus \
-    && install -d -o postbus -g postbus -m 750 /var/lib/postbus
+        --shell /usr/sbin/nologin postbus
+
+FROM user AS postbus
+RUN install -d -o postbus -g postbus -m 750 /var/lib/postbus
 COPY --from=libraries /opt/postbus /opt/postbus
 COPY --from=build /opt/own /opt/postbus
 ENV PATH=/opt/postbus/bin:/usr/local/bin:/usr/bin:/bin \
@@ -57,5 +61,37 @@ ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Postbus" \
       org.opencontainers.image.description="Service bus with Azure Service Bus semantics: broker and operator" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+# --- store --------------------------------------------------------------------------------------
+
+FROM user AS postbus-store
+# Postgres without what only compiles its expressions (jit is off), makes clusters at an install, or
+# makes a certificate that every container would share. dpkg still knows what is there.
+RUN mkdir /etc/postgresql-common \
+    && echo 'create_main_cluster = false' > /etc/postgresql-common/createcluster.conf \
+    && apt-get update -q \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends postgresql-15 \
+    && dpkg --purge --force-depends \
+        libc-l10n libgdbm-compat4 libgdbm6 libjson-perl libllvm14 libperl5.36 libz3-4 locales perl \
+        perl-modules-5.36 postgresql-client-common postgresql-common ssl-cert 2> /dev/null \
+    && rm -r /var/lib/apt/lists/* /usr/lib/postgresql/15/lib/bitcode \
+        /usr/lib/postgresql/15/lib/llvmjit* /usr/share/postgresql/15/man \
+    && rm -rf /var/cache/apt/* /var/cache/debconf/* /var/log/* \
+    && install -d -o postbus -g postbus -m 700 /var/lib/postbus-store /run/postgresql
+COPY operator/store_image /opt/postbus-store
+RUN ln -s /opt/postbus-store/postbus_store.py /usr/local/bin/postbus-store \
+    && ln -s /opt/postbus-store/postbus-store-ready /usr/local/bin/postbus-store-ready
+ENV PATH=/usr/lib/postgresql/15/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /var/lib/postbus-store
+USER 10001:10001
+CMD ["postbus-store", "--max-connections", "100"]
+ARG VERSION=0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Postbus store" \
+      org.opencontainers.image.description="Postgres 15 as the managed store of a Postbus bus" \
+      org.opencontainers.image.licenses="PostgreSQL AND Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

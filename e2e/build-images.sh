@@ -17,7 +17,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 top=$(dirname "$here")
 cache=${E2E_CACHE:-$here/.cache}
 tag=${TAG:-dev}
-[[ $# != 0 ]] || set -- postbus
+[[ $# != 0 ]] || set -- postbus postbus-store
 
 fail() { echo "$0: $1" >&2; exit "${2:-1}"; }
 has() { command -v "$1" >/dev/null; }
