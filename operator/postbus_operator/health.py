@@ -16,6 +16,7 @@ from aiohttp import web
 
 from postbus_operator.cache import Cache
 from postbus_operator.crds import KINDS
+from postbus_operator.leader import TRANSITIONS
 from postbus_operator.metrics import Metrics
 from postbus_operator.watches import Watches
 
@@ -59,6 +60,8 @@ class Health:
     def unready(self) -> list[str]:
         """Return the reasons why the process does not do its part yet."""
         found = [self.waits_for] if self.waits_for else []
+        if self.epoch and self.watches is None:
+            found.append("the leader has not begun to watch")
         if self.watches is not None:
             found += [f"the list of {each} is not complete" for each in self.watches.unlisted]
         if not self.epoch and self.elector_silence_s() > ELECTOR_SILENCE_S:
@@ -87,7 +90,11 @@ class HealthServer:
         self._metrics = metrics
         self._silence_s = silence_s
         metrics.show("leader", "1 while this process leads", lambda: float(health.epoch != 0))
-        metrics.show("epoch", "Epoch of the Lease that is held", lambda: float(health.epoch))
+        metrics.show(
+            "lease_transitions",
+            "Transitions of the Lease that is held",
+            lambda: float(health.epoch & TRANSITIONS),
+        )
         metrics.show("event_loop_lag_seconds", "Delay of the event loop", lambda: health.lag_s)
 
     @asynccontextmanager

@@ -22,6 +22,8 @@ from postbus_operator.context import LeadershipLost
 from postbus_operator.resource_types import LEASES
 
 TRANSITION_BITS: Final = 24
+TRANSITIONS: Final = (1 << TRANSITION_BITS) - 1
+"""Bits of the count in an epoch. A whole epoch has more bits than the numbers of metrics."""
 
 JITTER: Final = 0.2
 """Part of the retry period by which standbys spread their attempts."""
@@ -154,21 +156,26 @@ class Elector:
         start = self._times.monotonic()
         try:
             self._held = await self._api.replace(LEASES, held | {"spec": spec})
-        except NotFound:
-            # Its successor has another epoch, which only a new leader can have.
-            raise LeadershipLost("the Lease was deleted") from None
-        except Conflict:
-            found = await self._api.get(LEASES, self._namespace, self._name)
-            is_ours = found["spec"].get("holderIdentity") == self._identity
-            if not is_ours or found["metadata"]["uid"] != held["metadata"]["uid"]:
-                raise LeadershipLost(
-                    f"{found['spec'].get('holderIdentity') or 'nobody'} holds the Lease"
-                ) from None
-            self._held = found  # somebody has labelled it; the next renewal is of this version
+        except (Conflict, NotFound):
+            self._held = await self._read_again(held)
             return
         # Others count from when they see the renewal, which cannot be before it was sent.
         self._renewed_at = start
         self.answered_at = self._times.monotonic()
+
+    async def _read_again(self, held: dict[str, Any]) -> dict[str, Any]:
+        """Return the Lease if it is still ours: somebody may have labelled it."""
+        try:
+            found = await self._api.get(LEASES, self._namespace, self._name)
+        except NotFound:
+            # Its successor has another epoch, which only a new leader can have.
+            raise LeadershipLost("the Lease was deleted") from None
+        if found["metadata"]["uid"] != held["metadata"]["uid"]:
+            raise LeadershipLost("the Lease was deleted and made again")
+        holder = found["spec"].get("holderIdentity")
+        if holder != self._identity:
+            raise LeadershipLost(f"{holder or 'nobody'} holds the Lease")
+        return found
 
     def _spec(self, transitions: int) -> dict[str, Any]:
         now = _micro_time(self._times.now())
