@@ -13,7 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from postbus.client.control import RequestRefused
 from postbus.contract.control import Applied, EntityChange
@@ -23,6 +23,7 @@ from postbus_operator.bus_view import BusView, view_of
 from postbus_operator.control_client import Access, BusControl
 from postbus_operator.count_changes import Numbers, has_moved, numbers_in
 from postbus_operator.entity_paths import EntityPath
+from postbus_operator.keys import SyncedKeys
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import BackendUnavailable
 
@@ -74,7 +75,7 @@ class BusSession:
         self.list_count = 0
         """Lists of everything so far: after each one the bus may be another one."""
 
-        self.synced_keys: dict[Key, Any] = {}
+        self.synced_keys: dict[Key, SyncedKeys] = {}
         """Results of `key_sync`, which last as long as the session."""
 
         self._moved = moved

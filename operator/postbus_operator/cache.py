@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final, NamedTuple
 
 from postbus_operator.annotations import BUS_LABEL
+from postbus_operator.crds import GROUP
 from postbus_operator.objects import Key, Resource
 from postbus_operator.resource_types import (
     CHILDREN,
     CLUSTER_NAMESPACES,
     RESOURCES,
+    SECRETS,
     ResourceType,
     type_of,
 )
@@ -58,6 +60,7 @@ class Cache:
         self._by_target: defaultdict[str, set[Key]] = defaultdict(set)
         self._by_secret: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
         self._children: defaultdict[tuple[str, str], set[ObjectKey]] = defaultdict(set)
+        self._owned_secrets: defaultdict[Key, set[ObjectKey]] = defaultdict(set)
         self._sharing = Sharing()
 
     # --- feeding ------------------------------------------------------------------------------
@@ -175,6 +178,10 @@ class Cache:
         ordered = sorted(keys, key=lambda each: (each.type.plural, each.name))
         return [self._others[key] for key in ordered]
 
+    def secrets_owned_by(self, owner: Key) -> list[Mapping[str, Any]]:
+        """Return the Secrets with an owner reference to a resource, or to a former one."""
+        return [self._others[key] for key in sorted(self._owned_secrets.get(owner, ()))]
+
     def labels_of_namespace(self, name: str) -> Mapping[str, str]:
         """Return the labels of a namespace of the cluster; none if it is not watched."""
         found = self.find(CLUSTER_NAMESPACES, "", name)
@@ -219,6 +226,11 @@ class Cache:
     def _index_child(
         self, key: ObjectKey, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
     ) -> None:
+        if key.type is SECRETS:
+            for owner in owners_of(before):
+                _discard(self._owned_secrets, owner, key)
+            for owner in owners_of(after):
+                self._owned_secrets[owner].add(key)
         old, new = bus_label(before), bus_label(after)
         if old is not None and old != new:
             _discard(self._children, (key.namespace, old), key)
@@ -240,6 +252,16 @@ def bus_label(found: Mapping[str, Any] | None) -> str | None:
     labels = {} if found is None else found["metadata"].get("labels") or {}
     label: str | None = labels.get(BUS_LABEL)
     return label
+
+
+def owners_of(found: Mapping[str, Any] | None) -> set[Key]:
+    """Return the resources that an object's owner references name."""
+    metadata = {} if found is None else found["metadata"]
+    return {
+        Key(each["kind"], metadata["namespace"], each["name"])
+        for each in metadata.get("ownerReferences") or ()
+        if each["apiVersion"].partition("/")[0] == GROUP and each["kind"] in RESOURCES
+    }
 
 
 def _secret_names(value: Any, field: str = "") -> Iterator[str]:

@@ -54,6 +54,11 @@ class Settings(BaseSettings):
     resync_s: float = Field(300, ge=1)
     """Seconds in which each resource is looked at once, without any event. Default: 300."""
 
+    rotation_s: float = Field(300, ge=0)
+    """Seconds between the two steps of a rotation of keys: applications read their Secrets again
+    before the former key ends. A kubelet updates mounted Secrets within two minutes. Default:
+    300."""
+
     watch_silence_s: float = Field(180, ge=1)
     """Seconds without an event or a bookmark after which a watch counts as broken and `/healthz`
     fails. The API server sends a bookmark each minute. Default: 180."""

@@ -77,6 +77,7 @@ UNREAD = {
     GUIDES / "control-api.md",
     GUIDES / "from-the-emulator.md",
     GUIDES / "gitops.md",
+    GUIDES / "kubernetes-keys.md",
     GUIDES / "operations.md",
 }
 """Tests of their own try them: data directories are copied, a cluster is needed."""
