@@ -136,7 +136,7 @@ test-kube: setup kube-tools ## custom resources on a real API server; needs go
 	@$(BIN)/python -m pytest tests/kube -m kube $(PYTEST_FLAGS)
 
 .PHONY: e2e-up
-e2e-up: ## start a cluster: E2E_CLUSTER=node (as root) or existing
+e2e-up: ## start a cluster: E2E_CLUSTER=node (as root), kind or existing
 	@e2e/up.sh
 
 .PHONY: e2e-down

@@ -18,7 +18,7 @@ snapshot() {
   find /etc /opt /run /usr /var -xdev -not -path '/var/log/*' -not -path '/var/lib/apt/*'
 }
 
-"$e2e/install.sh" node
+cluster_prepare
 export E2E_STATE
 E2E_STATE=$(mktemp -d)
 trap 'rm -rf "$E2E_STATE"' EXIT

@@ -2,7 +2,7 @@
 # Ending its first process ends all of it; only its cgroups and the files in $state remain.
 # shellcheck shell=bash
 
-cgroup=postbus-e2e-$(cksum <<<"$state" | cut -d' ' -f1)
+unique=postbus-e2e-$(cksum <<<"$state" | cut -d' ' -f1)
 sandbox=$E2E_STATE/$E2E_CLUSTER.pid   # of `unshare`, which lives as long as the first process
 
 sandbox_require() {
@@ -20,6 +20,7 @@ sandbox_start() { # <program to be the first process>
   setsid unshare --mount --propagation private --pid --net --uts --ipc --fork --kill-child \
     --mount-proc "$1" >"$state/log/init.log" 2>&1 </dev/null &
   echo $! >"$sandbox"
+  wait_for 10 "namespaces; their log: $state/log/init.log" sandbox_is_up
 }
 
 # Run a command in the network of the sandbox; its files and processes are those of the caller.
@@ -31,7 +32,7 @@ sandbox_reach() {
 # Run a command with network and mounts of the sandbox.
 sandbox_enter() {
   sandbox_is_up || fail "no cluster is up: run e2e/up.sh"
-  nsenter --target "$(<"$sandbox")" --net --mount -- "$@"
+  nsenter --target "$(<"$sandbox")" --net --mount --wdns="$PWD" -- "$@"
 }
 
 sandbox_stop() {
@@ -51,7 +52,7 @@ sandbox_is_down() {
 
 # Cgroups are the machine's: one tree in each hierarchy of version 1, or one in version 2.
 sandbox_cgroups() {
-  find /sys/fs/cgroup -maxdepth 2 -type d -name "$cgroup"
+  find /sys/fs/cgroup -maxdepth 2 -type d -name "$unique"
 }
 
 sandbox_remove_cgroups() {

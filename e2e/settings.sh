@@ -1,7 +1,7 @@
 # Settings of all scripts of this folder; the environment overrides each E2E_… variable.
 # shellcheck shell=bash disable=SC2034
 e2e=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-E2E_CLUSTER=${E2E_CLUSTER:-node}           # node or existing
+E2E_CLUSTER=${E2E_CLUSTER:-node}           # node, kind or existing
 # Programs and images that were built; kept.
 E2E_CACHE=$(realpath -m "${E2E_CACHE:-$e2e/.cache}")
 # Files of running clusters: one cluster of each kind in each such folder.
@@ -28,13 +28,13 @@ help_for() { # <script> <arguments>...
 wait_for() { # <seconds> <name> <command>...
   local end=$((SECONDS + $1)) name=$2
   shift 2
-  until "$@" >/dev/null 2>&1; do
+  until ("$@") >/dev/null 2>&1; do
     ((SECONDS < end)) || fail "not ready in time: $name"
     sleep 0.1
   done
 }
 
 case $E2E_CLUSTER in
-  node | existing) . "$e2e/$E2E_CLUSTER/hooks.sh" ;;
-  *) fail "E2E_CLUSTER=$E2E_CLUSTER: expected node or existing" 2 ;;
+  node | kind | existing) . "$e2e/$E2E_CLUSTER/hooks.sh" ;;
+  *) fail "E2E_CLUSTER=$E2E_CLUSTER: expected node, kind or existing" 2 ;;
 esac

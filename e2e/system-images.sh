@@ -4,23 +4,23 @@
 # They go to $E2E_CACHE/images.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
+. "$e2e/image.sh"
 
-write_image() { # <name> <program> [<another name of the program>...]
-  local archive=$images/$1.tar program=$2 tree name
-  [[ ! $archive -nt $program || ! $archive -nt $e2e/image_archive.py ]] || return 0
-  tree=$(mktemp -d)
-  mkdir -p "$tree/bin" "$tree/tmp"
-  install -m 0755 "$program" "$tree/bin/$1"
-  for name in "${@:3}"; do
-    [[ $name = "$1" ]] || ln -s "$1" "$tree/bin/$name"
-  done
-  python3 "$e2e/image_archive.py" "$archive" "e2e.local/$1:1" "$tree" "/bin/$1"
-  rm -r "$tree"
+write_image() { # <name> <program>
+  local archive=$images/$1.tar applet
+  [[ ! $archive -nt $2 || ! $archive -nt $e2e/image.sh ]] || return 0
+  new_image
+  add_program "$1" "$2"
+  if [[ $1 = busybox ]]; then
+    for applet in $(busybox --list); do
+      ln -s /usr/local/bin/busybox "$tree/bin/$applet"
+    done
+  fi
+  save_image "$archive" "e2e.local/$1:1" "$1"
 }
 
 mkdir -p "$images"
 for name in pause coredns local-path-provisioner; do
   write_image "$name" "$bin/$name"
 done
-mapfile -t applets < <(busybox --list)
-write_image busybox "$(type -P busybox)" "${applets[@]}"
+write_image busybox "$(type -P busybox)"

@@ -4,19 +4,24 @@
 export KUBECONFIG=$state/kubeconfig
 
 cluster_up() {
-  sandbox_require
   if sandbox_is_up; then
     echo "already up: $state"
     return
   fi
-  "$e2e/install.sh" node
-  "$e2e/build-tools.sh" node
-  "$e2e/system-images.sh"
+  cluster_prepare
   sandbox_stop
   sandbox_start "$e2e/node/init.sh"
   trap 'tail -n 5 "$state"/log/*.log >&2; echo "the node did not start; its logs: $state/log" >&2' EXIT
   node_wait_until_ready
   trap - EXIT
+}
+
+# Install and build what is missing.
+cluster_prepare() {
+  sandbox_require
+  "$e2e/install.sh" node
+  "$e2e/build-tools.sh" node
+  "$e2e/system-images.sh"
 }
 
 node_wait_until_ready() {
