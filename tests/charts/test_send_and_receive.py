@@ -8,10 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from azure.servicebus import ServiceBusMessage
 
 from postbus.process.embedded import EmbeddedPostgres
-from tests.charts.programs import program, secret_of, tls_bus
+from postbus_operator.key_secrets import secret_name
+from postbus_operator.objects import Key
+from tests.charts.programs import PROGRAMS, program, secret_of, tls_bus
+from tests.dev_bus import ROOT
 from tests.edge.bus_thread import BusThread
 
 pytestmark = pytest.mark.slow
@@ -41,10 +45,25 @@ def test_messages_come_back(
     bus: BusThread, queue: str, secret: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program("send_and_receive").main(str(secret)) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"sent 3 messages to {queue}"
-    assert said[1:] == [f"received hello {n} as number {n + 1}" for n in range(3)]
+    said = capsys.readouterr().out.replace(queue, "orders")
+    guide = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    assert f"```console\n{said}```\n" in guide
     assert bus.counts(queue).active == 0
+
+
+def test_the_quickstart_has_this_program() -> None:
+    """Its ConfigMap holds it as text, so that readers see what runs."""
+    quickstart = ROOT / "examples" / "kubernetes" / "quickstart.yaml"
+    documents = {each["kind"]: each for each in yaml.safe_load_all(quickstart.read_text())}
+    data = documents["ConfigMap"]["data"]
+    assert data == {"send_and_receive.py": (PROGRAMS / "send_and_receive.py").read_text()}
+    pod = documents["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    [rule] = documents["Queue"]["spec"]["authorizationRules"]
+    written = secret_name(Key("Queue", "shop", "orders"), rule["name"])
+    assert volumes["bus"]["secret"]["secretName"] == written
+    assert volumes["program"]["configMap"]["name"] == documents["ConfigMap"]["metadata"]["name"]
+    assert pod["containers"][0]["command"] == ["python", "/program/send_and_receive.py", "/bus"]
 
 
 def test_lost_messages_are_an_error(

@@ -78,6 +78,7 @@ UNREAD = {
     GUIDES / "from-the-emulator.md",
     GUIDES / "gitops.md",
     GUIDES / "kubernetes-keys.md",
+    GUIDES / "kubernetes.md",
     GUIDES / "operations.md",
 }
 """Tests of their own try them: data directories are copied, a cluster is needed."""

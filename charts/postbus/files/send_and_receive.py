@@ -1,6 +1,6 @@
-"""Send messages to a queue and receive them, with the Secret that the operator writes for a rule.
+"""Send messages to a queue and receive them, with a Secret that the operator has written.
 
-python send_and_receive.py FOLDER     with the mounted Secret: connectionString, entityPath, ca.crt
+python send_and_receive.py FOLDER     the mounted Secret: connectionString, entityPath, ca.crt
 """
 
 from __future__ import annotations
