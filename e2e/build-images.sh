@@ -66,7 +66,8 @@ write_archive() { # <image> <archive>
   id=$(buildah_here images --quiet --no-trunc "$1")
   [[ ! -s $2 || $(cat "$2.id" 2>/dev/null) != "$id" ]] || return 0
   rm -f "$2.id" "$2.part"
-  buildah_here push --quiet "$1" "docker-archive:$2.part:$1"
+  # By its id: the archive then has this name only, without buildah's own for what is local.
+  buildah_here push --quiet "$id" "docker-archive:$2.part:$1"
   mv "$2.part" "$2"
   echo "$id" >"$2.id"
 }

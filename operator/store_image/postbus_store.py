@@ -63,7 +63,7 @@ class StopRequested(Exception):
 
 
 class QueryFailed(Exception):
-    """The server did not execute a statement."""
+    """A program of Postgres did not do its work; the text is its own."""
 
 
 def log(text: str) -> None:
@@ -330,39 +330,39 @@ class Server:
         return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
 
     def _make_cluster(self) -> None:
-        """Make it beside the final place, so that a killed start leaves no incomplete one."""
+        """Make it beside the final place, so that a killed start leaves no incomplete one.
+
+        Role and database are there before the server listens: a refused login would end a bus.
+        """
         making = self.volume.home / "data.making"
         shutil.rmtree(making, ignore_errors=True)
         log(f"making a cluster of Postgres {MAJOR}")
-        with tempfile.TemporaryFile() as output:
-            initdb = spawn(
-                [
-                    BINARIES / "initdb",
-                    f"--pgdata={making}",
-                    f"--username={SUPERUSER}",
-                    "--encoding=UTF8",
-                    "--no-locale",
-                    "--data-checksums",
-                    "--auth=reject",  # pg_hba.conf of the image applies
-                    "--no-instructions",
-                ],
-                output=output.fileno(),
-            )
-            while initdb.poll() is None:
-                if next_signal(STARTING_POLL_S) in {signal.SIGTERM, signal.SIGINT}:
-                    initdb.terminate()
-                    initdb.wait()
-                    raise StopRequested
-            output.seek(0)
-            said = " ".join(output.read().decode(errors="replace").split())
-        if initdb.returncode:
+        try:
+            _run_initdb(making)
+            self._make_database(making)
+        except QueryFailed as error:
             shutil.rmtree(making, ignore_errors=True)
             free = f"{self.volume.free_bytes() >> 20} MiB are free"
-            raise Unusable(f"initdb failed, {free}: {said[-1000:]}")
+            raise Unusable(f"no cluster could be made, {free}: {error}") from error
         making.rename(self.volume.data)
         folder = os.open(self.volume.home, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(folder)
         os.close(folder)
+
+    def _make_database(self, making: Path) -> None:
+        """Make role and database while no server runs on the cluster."""
+        password = scram_verifier(read_password(self.password_file), secrets.token_bytes(16))
+        done = subprocess.run(
+            [BINARIES / "postgres", "--single", "-D", making, "postgres"],
+            input=f"create role {USER} login password '{password}'\n"
+            f"create database {USER} owner {USER}\n",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode or " ERROR: " in done.stdout:
+            raise QueryFailed(" ".join(done.stdout.split())[-1000:])
 
     # --- while it runs ----------------------------------------------------------------------------
 
@@ -420,24 +420,18 @@ class Server:
         log("the certificate has changed and is loaded")
 
     def _follow_password(self) -> None:
-        """Give the role the password of the file; at first make role and database.
+        """Give the role the password of the file.
 
-        Nothing is written when all is there: a full volume still serves receivers.
+        Nothing is written if it has it: a full volume still serves receivers.
         """
         password = read_password(self.password_file)
         if password == self._password or not self._is_answering():
             return
-        found = self._query(
-            f"select coalesce(rolpassword, '-') from pg_authid where rolname = '{USER}'"
-        )
-        if not found:
-            self._query(f"create role {USER} login")
+        found = self._query(f"select rolpassword from pg_authid where rolname = '{USER}'")
         if not is_verifier_of(password, found):
             verifier = scram_verifier(password, secrets.token_bytes(16))
             self._query(f"alter role {USER} password '{verifier}'")
-            log("the password is set")
-        if not self._query(f"select 1 from pg_database where datname = '{USER}'"):
-            self._query(f"create database {USER} owner {USER}")
+            log("the password has changed and is set")
         self._password = password
         self.prepared.touch()
 
@@ -485,6 +479,33 @@ class Server:
             f"--username={SUPERUSER}",
             "--dbname=postgres",
         ]
+
+
+def _run_initdb(folder: Path) -> None:
+    """Make an empty cluster in a folder; stop on SIGTERM."""
+    with tempfile.TemporaryFile() as output:
+        process = spawn(
+            [
+                BINARIES / "initdb",
+                f"--pgdata={folder}",
+                f"--username={SUPERUSER}",
+                "--encoding=UTF8",
+                "--no-locale",
+                "--data-checksums",
+                "--auth=reject",  # pg_hba.conf of the image applies
+                "--no-instructions",
+            ],
+            output=output.fileno(),
+        )
+        while process.poll() is None:
+            if next_signal(STARTING_POLL_S) in {signal.SIGTERM, signal.SIGINT}:
+                process.terminate()
+                process.wait()
+                raise StopRequested
+        output.seek(0)
+        said = output.read().decode(errors="replace")
+    if process.returncode:
+        raise QueryFailed(" ".join(said.split())[-1000:])
 
 
 # --- command ------------------------------------------------------------------------------------
