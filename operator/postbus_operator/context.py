@@ -42,6 +42,22 @@ class Context:
     control_url: Callable[[Resource], str] | None = None
 
 
+class OpenSessions(Protocol):
+    """Makes the sessions of one time as the leader."""
+
+    def __call__(
+        self,
+        api: Api,
+        cache: Cache,
+        epoch: int,
+        wake: Callable[[Key, float], None],
+        *,
+        cluster_domain: str,
+        control_url: Callable[[Resource], str] | None,
+    ) -> Buses:
+        """Return sessions that are opened as they are needed."""
+
+
 Reconciler = Callable[[Context, Resource], Awaitable[Outcome]]
 """Looks at a resource once. `Resource.is_deleting` is the first thing it asks.
 

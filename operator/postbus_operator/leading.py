@@ -17,7 +17,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from postbus_operator.api import Api, ApiError
 from postbus_operator.cache import Cache
 from postbus_operator.connection import api_client
-from postbus_operator.context import Buses, Context, LeadershipLost, Reconciler
+from postbus_operator.context import Context, LeadershipLost, OpenSessions, Reconciler
 from postbus_operator.crds import GROUP, KINDS, VERSION
 from postbus_operator.event_posting import EventPoster
 from postbus_operator.handlers import registry
@@ -53,7 +53,7 @@ class Parts:
     configuration: Configuration
     identity: str
     reconcilers: Mapping[str, Reconciler]
-    buses: Callable[[Settings], Buses]
+    open_sessions: OpenSessions
     child_name: Callable[[str], str]
     metrics: Metrics
     health: Health
@@ -94,7 +94,14 @@ class _Leader:
             now=time.monotonic,
         )
         self._api = Api(client, on_answer=parts.metrics.answered, on_object=self._observer.written)
-        self._buses = parts.buses(settings)
+        self._buses = parts.open_sessions(
+            self._api,
+            self._cache,
+            epoch,
+            self._loop.wake,
+            cluster_domain=settings.cluster_domain,
+            control_url=parts.control_url,
+        )
         self._context = Context(
             settings=settings,
             api=self._api,
@@ -109,16 +116,7 @@ class _Leader:
         self._worker = Worker(
             self._context, parts.reconcilers, self._queue, events, parts.metrics.looked
         )
-        parts.metrics.show(
-            "queue_depth",
-            "Resources that are due and wait for a look",
-            lambda: float(self._queue.waiting(time.monotonic())),
-        )
-        parts.metrics.show(
-            "reconciles_running",
-            "Resources that are looked at now",
-            lambda: float(self._queue.running),
-        )
+        show_queue(parts.metrics, self._queue)
 
     async def _look(self, key: Key) -> float | None:
         return await self._worker.look(key)
@@ -201,6 +199,20 @@ class _Leader:
                 return
             logger.warning("%s", reason)
             await asyncio.sleep(DEFINITIONS_RETRY_S)
+
+
+def show_queue(metrics: Metrics, queue: WorkQueue) -> None:
+    """Add the gauges of a queue."""
+    metrics.show(
+        "queue_depth",
+        "Resources that are due and wait for a look",
+        lambda: float(queue.waiting(time.monotonic())),
+    )
+    metrics.show(
+        "reconciles_running",
+        "Resources that are looked at now",
+        lambda: float(queue.running),
+    )
 
 
 def _now() -> datetime:

@@ -21,7 +21,7 @@ from postbus_operator.leader import Elector, LeaseTimes
 from postbus_operator.leading import Parts, WatchesEnded, lead
 from postbus_operator.metrics import Metrics
 from postbus_operator.names import child_name
-from postbus_operator.reconcile import RECONCILERS, make_buses
+from postbus_operator.reconcile import RECONCILERS, open_sessions
 from postbus_operator.settings import Settings
 
 SPARE_CONNECTIONS: Final = 8
@@ -48,7 +48,14 @@ async def run(settings: Settings) -> int:
         logger.info("health and metrics on port %d", port)
         configuration = await load_configuration(connections=settings.workers + SPARE_CONNECTIONS)
         parts = Parts(
-            settings, configuration, identity, RECONCILERS, make_buses, child_name, metrics, health
+            settings,
+            configuration,
+            identity,
+            RECONCILERS,
+            open_sessions,
+            child_name,
+            metrics,
+            health,
         )
         try:
             return await _elect_and_lead(parts, stop)

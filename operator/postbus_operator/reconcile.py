@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from postbus_operator.api import Api
+from postbus_operator.cache import Cache
 from postbus_operator.context import Buses, Reconciler
 from postbus_operator.namespace import reconcile_namespace
-from postbus_operator.objects import Resource
-from postbus_operator.settings import Settings
+from postbus_operator.objects import Key, Resource
 
 RECONCILERS: Final[Mapping[str, Reconciler]] = {"Namespace": reconcile_namespace}
 """Kind -> its reconciler. Resources of a kind without one are watched, and left alone."""
@@ -24,6 +25,15 @@ class NoBuses:
         """Do nothing."""
 
 
-def make_buses(_: Settings) -> Buses:
+def open_sessions(
+    api: Api,
+    cache: Cache,
+    epoch: int,
+    wake: Callable[[Key, float], None],
+    *,
+    cluster_domain: str,
+    control_url: Callable[[Resource], str] | None,
+) -> Buses:
     """Return the sessions with control APIs."""
+    del api, cache, epoch, wake, cluster_domain, control_url
     return NoBuses()

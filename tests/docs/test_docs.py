@@ -62,6 +62,8 @@ from postbus.rules import actions as sql_actions
 from postbus.rules import expressions as sql_expressions
 from postbus.rules import grammar as sql_grammar
 from postbus.rules.values import EvaluationError
+from postbus_operator.settings import PREFIX as OPERATOR_PREFIX
+from postbus_operator.settings import Settings as OperatorSettings
 from tests.dev_bus import LIMIT_S, ROOT, DevBus, environment, running_dev_bus
 
 GUIDES = ROOT / "docs" / "guides"
@@ -667,6 +669,8 @@ def check_command(words: list[str], bus: DevBus) -> None:
             check_requirement(requirement)
         case ["postbus", *arguments]:
             check_postbus(arguments)
+        case ["postbus-operator"]:
+            assert "\npostbus-operator = " in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         case ["export", "PATH=$PWD/.venv-demo/bin:$PATH"]:
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             assert "\nDEMO_BIN := .venv-demo/bin\n" in makefile
@@ -724,6 +728,9 @@ CLI_VARIABLES = {"POSTBUS_CONTEXT", "POSTBUS_CONNECTION_STRING"}
 
 def check_variable(name: str) -> None:
     if name in CLI_VARIABLES or name.startswith("OTEL_"):
+        return
+    if name.startswith(OPERATOR_PREFIX):
+        assert name.removeprefix(OPERATOR_PREFIX).lower() in OperatorSettings.model_fields, name
         return
     assert name.removeprefix("POSTBUS_").lower() in Settings.model_fields, name
 

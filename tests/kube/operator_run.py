@@ -84,7 +84,7 @@ async def leading(
         configuration=configuration,
         identity="test",
         reconcilers={kind: counted(each) for kind, each in chosen.items()},
-        buses=lambda settings: NoBuses(),
+        open_sessions=lambda *_, **__: NoBuses(),
         child_name=lambda name: name,
         metrics=metrics,
         health=health,
