@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 import yaml
 
-from postbus_operator.resource_types import CHILDREN, CLUSTER_NAMESPACES, EVENTS, RESOURCES
+from postbus_operator.resource_types import CHILDREN, CLUSTER_NAMESPACES, EVENTS, PODS, RESOURCES
 from tests.kube.api_server import ROOT, ApiError, ApiServer
 from tests.kube.conftest import CRDS, DEFINITIONS
 from tests.kube.helm import SYSTEM, Object, Values, helm, of_kind, one, rendered
@@ -300,7 +300,8 @@ GRANTS: Final = [
 REFUSED: Final = [
     ("delete", "postbus.dev", "busnamespaces", ""),
     ("create", "postbus.dev", "queues", ""),
-    ("delete", "", "persistentvolumeclaims", ""),
+    ("delete", "apps", "statefulsets", ""),
+    ("create", "", "persistentvolumeclaims", ""),
     ("create", "", "pods", ""),
     ("create", "", "pods/exec", ""),
     ("create", "rbac.authorization.k8s.io", "roles", ""),
@@ -352,9 +353,10 @@ def test_rights_are_for_the_types_that_the_operator_knows() -> None:
     kinds = {(type.group, type.plural) for type in RESOURCES.values()}
     watched = {*kinds, *((type.group, type.plural) for type in CHILDREN)}
     watched.add((CLUSTER_NAMESPACES.group, CLUSTER_NAMESPACES.plural))
-    status = {(group, f"{plural}/status") for group, plural in kinds}
-    assert granted.keys() == watched | status | {(EVENTS.group, EVENTS.plural)}
-    assert all(granted[each] >= {"get", "list", "watch"} for each in watched)
+    other = {(group, f"{plural}/status") for group, plural in kinds}
+    other |= {(EVENTS.group, EVENTS.plural), (PODS.group, PODS.plural)}
+    assert granted.keys() == watched | other
+    assert all(granted[each] >= {"list", "watch"} for each in watched)
 
 
 def test_certificates_are_granted_only_to_those_who_use_them() -> None:

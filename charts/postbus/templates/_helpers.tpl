@@ -77,30 +77,38 @@ imagePullSecrets:
 - apiGroups: [postbus.dev]
   resources: [busnamespaces/status, queues/status, topics/status, subscriptions/status]
   verbs: [patch]
-# What a bus consists of. An apply that creates needs `create` and `patch`.
+# What a bus consists of. An apply that creates needs `create` and `patch`; what has no `delete`
+# goes with its Namespace.
+- apiGroups: [""]
+  resources: [configmaps, services]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [apps]
   resources: [statefulsets]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [services, configmaps, secrets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# Volumes of managed stores grow.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, list, watch, create, patch, delete]
+# Volumes of managed stores grow, and are deleted when the retention of a deleted bus has passed.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [get, list, watch, patch]
+  verbs: [list, watch, patch, delete]
+# The reason why a pod of a bus does not start.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
 {{- if .Values.rbac.certManager }}
 - apiGroups: [cert-manager.io]
   resources: [certificates]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, create, patch]
 {{- end }}
 {{- end -}}
 
