@@ -1,6 +1,23 @@
 # Making of small images: of one program each, without a builder.
 # shellcheck shell=bash
 
+# Wait until no other script makes images for the cluster here.
+lock_images() {
+  mkdir -p "$images"
+  exec 9>"$images/.system.lock"
+  flock 9
+}
+
+# Whether an archive was made from these inputs; if not, `mark_as_made` notes them.
+is_made_from() { # <archive> <input>...
+  inputs=$(cat "${@:2}" | sha256sum)
+  [[ -s $1 && $inputs = "$(cat "$1.inputs" 2>/dev/null)" ]]
+}
+
+mark_as_made() { # <archive>
+  echo "$inputs" >"$1.inputs"
+}
+
 new_image() {
   tree=$(mktemp -d)
   mkdir -p "$tree/bin" "$tree/tmp"

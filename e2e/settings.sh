@@ -1,5 +1,6 @@
 # Settings of all scripts of this folder; the environment overrides each E2E_… variable.
 # shellcheck shell=bash disable=SC2034
+umask 022  # images and what pods read are not for their owner alone
 e2e=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 E2E_CLUSTER=${E2E_CLUSTER:-node}           # node, kind or existing
 # Programs and images that were built; kept.

@@ -6,9 +6,9 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 . "$e2e/image.sh"
 
-write_image() { # <name> <program>
+write_image() { # <name> <program> <file that changes with it>
   local archive=$images/$1.tar applet
-  [[ ! $archive -nt $2 || ! $archive -nt $e2e/image.sh ]] || return 0
+  ! is_made_from "$archive" "$3" "$e2e"/{image.sh,image_archive.py,system-images.sh} || return 0
   new_image
   add_program "$1" "$2"
   if [[ $1 = busybox ]]; then
@@ -17,10 +17,12 @@ write_image() { # <name> <program>
     done
   fi
   save_image "$archive" "e2e.local/$1:1" "$1"
+  mark_as_made "$archive"
 }
 
-mkdir -p "$images"
+lock_images
 for name in pause coredns local-path-provisioner; do
-  write_image "$name" "$bin/$name"
+  write_image "$name" "$bin/$name" "$bin/.$name.lock"
 done
-write_image busybox "$(type -P busybox)"
+busybox=$(type -P busybox)
+write_image busybox "$busybox" "$busybox"

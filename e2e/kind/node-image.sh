@@ -12,10 +12,9 @@ version=$(kubeadm version -o short)
 mapfile -t kubeadm_images < <(kubeadm config images list --kubernetes-version "$version")
 
 main() {
-  local key
-  key=$(cat "$bin"/.*.lock "$e2e"/{image.sh,image_archive.py,keep-sysctls.sh} \
-    "$e2e"/kind/* "$e2e/node/config/cni.conflist" "$e2e/node/manifests/storage.yaml" | sha256sum)
-  [[ ! -s $archive || $key != "$(cat "$archive.key" 2>/dev/null)" ]] || exit 0
+  lock_images
+  ! is_made_from "$archive" "$bin"/.*.lock "$e2e"/{image.sh,image_archive.py,keep-sysctls.sh} \
+    "$e2e"/kind/* "$e2e/node/config/cni.conflist" "$e2e/node/manifests/storage.yaml" || exit 0
   echo "making a node image for kind" >&2
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
@@ -32,7 +31,7 @@ main() {
     bookworm "$archive.part" >"$images/kind-node.log" 2>&1 ||
     { tail "$images/kind-node.log" >&2; fail "mmdebstrap could not make a node image"; }
   mv "$archive.part" "$archive"
-  echo "$key" >"$archive.key"
+  mark_as_made "$archive"
 }
 
 put() { # <mode> <file> <path in the image>
