@@ -149,8 +149,11 @@ e2e: setup e2e-up ## end-to-end tests on that cluster, which then ends
 
 .PHONY: test-alerts
 test-alerts: ## the alert rules with Prometheus's own promtool
-	promtool check rules docs/alerts.yaml
-	promtool test rules tests/alerts_test.yaml
+	@command -v promtool >/dev/null || e2e/install.sh metrics
+	$(PROMTOOL) check rules docs/alerts.yaml
+	$(PROMTOOL) test rules tests/alerts_test.yaml
+
+PROMTOOL = PATH="$$PATH:$${E2E_CACHE:-e2e/.cache}/bin" promtool
 
 # --- written by programs ------------------------------------------------------------------------
 
