@@ -56,7 +56,7 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     document, status, queue, topic, marked, moved, *rest = command_output(dev_bus, tmp_path)
-    namespace, closed, keys, rotated, connected, restored, *rest = rest
+    namespace, closed, opened, keys, rotated, connected, restored, *rest = rest
     history, messages, audit, fenced, forgotten = rest
     assert json.loads(namespace)["entityId"] == 0
     assert document.startswith('{\n "components"')
@@ -67,6 +67,7 @@ def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     assert (made["created"], subscribed["created"], counted["messageCount"]) == (True, True, 0)
     assert answers(marked)[0]["created"] is False
     assert json.loads(closed)["isClosed"] is True
+    assert json.loads(opened)["isClosed"] is False
     (page,) = answers(moved)
     assert (page["isEnd"], page["startsOver"]) == (True, True)
     assert {"orders", "shop/events/Subscriptions/large"} <= {each["name"] for each in page["items"]}

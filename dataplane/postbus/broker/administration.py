@@ -385,16 +385,19 @@ class Administration:
 
     @property
     def is_closed(self) -> bool:
-        """True if the namespace refuses messages permanently."""
+        """True if the namespace refuses messages until it is opened again."""
         return self._namespace.is_closed
 
-    async def close_namespace(self) -> int:
-        """Refuse messages permanently if there are none; return the catalog's version.
+    async def close_namespace(self) -> None:
+        """Refuse messages if there are none, until `open_namespace`.
 
         Raises `NamespaceNotEmpty`; then messages are accepted again.
         """
         await self._change_tasks.run(self._closing.close())
-        return self.version
+
+    async def open_namespace(self) -> None:
+        """Accept messages again after `close_namespace`."""
+        await self._change_tasks.run(self._closing.open())
 
     async def declare_sku(self, wanted: Sku) -> None:
         """Change the tier to that of a manifest. Raises NOT_ALLOWED if the tier cannot change."""

@@ -281,7 +281,7 @@ class EntityTotals(ResponseBody):
 
 class NamespaceDescription(ResponseBody):
     """The bus namespace. `version`: catalog version, and ETag. `is_closed`: it was closed
-    permanently and accepts no messages.
+    and accepts no messages until it is opened.
 
     `properties` can be sent back unchanged in a PUT.
     """

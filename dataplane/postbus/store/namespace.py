@@ -20,7 +20,7 @@ class StoredNamespace(NamedTuple):
     """The namespace as recorded.
 
     `definition` is None if there was no PUT, `sku` None before the first start. `is_closed`: sends
-    are refused permanently.
+    are refused.
     """
 
     definition: NamespaceDefinition | None
@@ -86,7 +86,7 @@ class NamespaceStore:
         return change.version
 
     async def put_closed(self, is_closed: bool, fence: CatalogFence) -> int:
-        """Record whether sends are refused permanently; return the catalog's version."""
+        """Record whether sends are refused, by later brokers too; return the catalog's version."""
         async with changing(self._store, fence) as change:
             await change.connection.execute(WRITE_CLOSED, is_closed)
         return change.version

@@ -18,6 +18,7 @@ from tests.edge.control.control_bus import WAIT_S, Caller, ControlledBus, contro
 pytestmark = pytest.mark.slow
 
 CLOSE = "/v1/namespace/close"
+OPEN = "/v1/namespace/open"
 
 
 @contextmanager
@@ -58,6 +59,22 @@ def test_an_empty_namespace_stays_closed_after_a_restart(database: str, tmp_path
         assert bus.caller.put(path_of("queues", "later"), {}).status == 201
         assert is_refused(client, "later")
         assert bus.caller.delete(path_of("queues", "later")).status == 200
+
+
+def test_a_closed_namespace_can_be_opened_again(database: str, tmp_path: Path) -> None:
+    with controlled_bus(database, tmp_path / "bus") as bus, client_of(bus) as client:
+        assert bus.caller.post(CLOSE).status == 200
+        assert is_refused(client, "declared")
+        opened = bus.caller.post(OPEN)
+        assert (opened.status, opened.body["isClosed"]) == (200, False)
+        send(client, "declared")
+        again = bus.caller.post(OPEN)
+        assert (again.status, again.body) == (200, opened.body)
+        entries = bus.caller.get("/v1/audit?top=1").body["items"]
+        assert (entries[0]["verb"], entries[0]["outcome"]) == ("open namespace", "done")
+    with controlled_bus(database, tmp_path / "bus") as bus, client_of(bus) as client:
+        assert bus.caller.get("/v1/namespace").body["isClosed"] is False
+        send(client, "declared")
 
 
 def test_entities_with_messages_are_named_and_accept_more(database: str, tmp_path: Path) -> None:

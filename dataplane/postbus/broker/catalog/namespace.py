@@ -36,7 +36,7 @@ class Namespace:
         self.name = name
         self.definition = declared
         self.is_closed = False
-        """True if sends are refused permanently."""
+        """True if sends are refused, after restarts too."""
         self._is_closing = False
         self.on_change: list[Callable[[NamespaceDefinition], None]] = []
         self._declared = declared

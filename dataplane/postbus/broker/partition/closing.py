@@ -68,7 +68,7 @@ class Closing:
         self._one_at_a_time = asyncio.Lock()
 
     async def close(self) -> None:
-        """Close the namespace permanently; do nothing if it is closed and empty.
+        """Close the namespace, also for later brokers; do nothing if it is closed and empty.
 
         Raises `NamespaceNotEmpty`, and other refusals if that could not be found out.
         """
@@ -91,6 +91,14 @@ class Closing:
                 if holdings:
                     raise NamespaceNotEmpty(holdings)
                 await self._settle(lives)  # nobody else had a partition when it was recorded
+
+    async def open(self) -> None:
+        """Open a closed namespace; do nothing if it is open.
+
+        Raises `DirectoryRefusal`, and `NotWritten`.
+        """
+        async with self._one_at_a_time:
+            await self._namespace.put_closed(lambda: False)
 
     def _lives(self) -> list[int | None]:
         return [host.epoch for host in self._hosts]

@@ -28,6 +28,7 @@ PROTOCOL: Final = "control API"
 VERBS: Final = {
     "putNamespace": "put namespace",
     "closeNamespace": "close namespace",
+    "openNamespace": "open namespace",
     "putQueue": "put",
     "putTopic": "put",
     "putSubscription": "put",

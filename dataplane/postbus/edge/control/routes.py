@@ -384,16 +384,22 @@ NAMESPACE: Final = (
         is_versioned=True,
         scope=Scope.DEFINITIONS,
     ),
-    Route(
-        "closeNamespace",
-        "POST",
-        "/v1/namespace/close",
-        "namespace",
-        "Refuse messages permanently if no entity holds any; otherwise name those that do",
-        NamespaceDescription,
-        refusals=(409,),
-        is_change=True,
-        scope=Scope.DEFINITIONS,
+    *(
+        Route(
+            f"{verb}Namespace",
+            "POST",
+            f"/v1/namespace/{verb}",
+            "namespace",
+            text,
+            NamespaceDescription,
+            refusals=(409,),
+            is_change=True,
+            scope=Scope.DEFINITIONS,
+        )
+        for verb, text in (
+            ("close", "Refuse messages if no entity holds any; otherwise name those that do"),
+            ("open", "Accept messages again after the namespace was closed"),
+        )
     ),
     Route(
         "getStatus",
@@ -552,15 +558,7 @@ MESSAGES: Final = (
 )
 
 DEVELOPMENT: Final = (
-    Route(
-        "getClock",
-        "GET",
-        "/v1/clock",
-        "development",
-        "Get the time of messages",
-        Clock,
-        refusals=(404,),
-    ),
+    _get("getClock", "/v1/clock", "development", "the time of messages", Clock),
     Route(
         "advanceClock",
         "POST",

@@ -61,6 +61,7 @@ class ControlStatus:
             "getNamespace": self._namespace,
             "putNamespace": self._put_namespace,
             "closeNamespace": self._close_namespace,
+            "openNamespace": self._open_namespace,
             "getStatus": self._status,
             "listConnections": self._list_connections,
             "forgetCallerEpoch": self._forget_epoch,
@@ -82,6 +83,10 @@ class ControlStatus:
             ]
             detail = f"{error}; messages are accepted again"
             raise ControlRefused(409, detail, ProblemType.NOT_EMPTY, problems) from error
+        return self._described()
+
+    async def _open_namespace(self, _call: Call) -> Answer:
+        await self._administration.open_namespace()
         return self._described()
 
     def _described(self) -> Answer:
