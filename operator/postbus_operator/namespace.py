@@ -264,8 +264,15 @@ async def _ask_the_bus(context: Context, bus: Bus, look: Look, *, can_write: boo
         text = f"operatorSpec.brokers: at most one a partition, here {count}"
         look.verdict = Verdict("BrokersUnsupported", text, "BrokersUnsupported")
     wanted = definition(bus.spec)
-    if can_write and differs(wanted, look.description.properties):
-        await _change_bus(look, session.control, wanted)
+    if not can_write:
+        return
+    try:
+        if look.description.is_closed:  # by the deletion of a former resource
+            await session.control.ask("POST", "/v1/namespace/open")
+        if differs(wanted, look.description.properties):
+            await _change_bus(look, session.control, wanted)
+    except BackendUnavailable as error:
+        look.troubles.append(Trouble("bus", "BackendUnavailable", str(error), is_stalled=False))
 
 
 async def _change_bus(look: Look, control: Any, wanted: NamespaceDefinition) -> None:
@@ -273,8 +280,6 @@ async def _change_bus(look: Look, control: Any, wanted: NamespaceDefinition) -> 
     body = wanted.model_dump(mode="json", by_alias=True, exclude_unset=True)
     try:
         await control.ask("PUT", "/v1/namespace", body)
-    except BackendUnavailable as error:
-        look.troubles.append(Trouble("bus", "BackendUnavailable", str(error), is_stalled=False))
     except RequestRefused as error:
         look.verdict = look.verdict or Verdict("SkuUnsupported", error.detail, "SkuUnsupported")
 

@@ -500,6 +500,26 @@ async def test_a_bus_with_messages_keeps_its_data_for_good(
     assert set((await marks(rig)).values()) == {None}
 
 
+async def test_an_empty_bus_is_closed_and_opened_by_its_next_resource(
+    rig: Rig, running: ControlledBus
+) -> None:
+    await rig.put({})
+    await make_ready(rig, running)
+    await rig.delete(RESOURCES["Namespace"], "shop-bus")
+    await rig.look()
+    await gone(rig)
+    assert None not in (await marks(rig)).values()
+    told = await Control(running).ask("GET", "/v1/namespace")
+    assert told["isClosed"] is True
+    await rig.put({})
+    await rig.look()
+    assert set((await marks(rig)).values()) == {None}
+    await rig.is_ready("shop-bus-store-main", "shop-bus-broker")
+    await rig.look()
+    assert rig.condition("Ready") == ("True", "Ready", "the bus takes messages")
+    await asyncio.to_thread(send, running, 1)
+
+
 async def test_a_bus_that_does_not_answer_is_released_in_time(
     rig: Rig, running: ControlledBus
 ) -> None:
