@@ -17,6 +17,7 @@ from postbus.contract.control import NamespaceDescription
 from postbus.contract.entities import check_namespace_name
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.contract.resources import NamespaceSpec
+from postbus_operator.bus_session import BusSession
 from postbus_operator.child_writer import ChildWriter
 from postbus_operator.children import desired
 from postbus_operator.children.broker import environment_problem
@@ -24,7 +25,10 @@ from postbus_operator.children.bus import BROKER, STORE, Bus, Platform
 from postbus_operator.children.quantities import canonical_quantity, quantity_value
 from postbus_operator.children.store import CLAIM, claim_name
 from postbus_operator.context import Context
+from postbus_operator.control_client import BusControl
 from postbus_operator.finalizers import is_held
+from postbus_operator.key_sync import sync_keys
+from postbus_operator.keys import KeysResult
 from postbus_operator.namespace_deletion import adopt_data, release
 from postbus_operator.namespace_secrets import Settled, ensure_secrets
 from postbus_operator.namespace_status import Look, Trouble, Verdict, namespace_status
@@ -72,8 +76,14 @@ class NamespaceReconciler:
             look.bus = _bus(context, resource, spec)
             look.verdict = look.verdict or _verdict(look.bus)
             await self._reconcile(context, look, look.bus)
-        retry_s = None if look.is_whole else _pause(look)
-        return Outcome(namespace_status(look), is_held(resource), retry_s=retry_s)
+        keys = look.keys or KeysResult()
+        pauses = [keys.retry_s, None if look.is_whole else _pause(look)]
+        return Outcome(
+            namespace_status(look),
+            is_held(resource),
+            retry_s=min((each for each in pauses if each is not None), default=None),
+            events=keys.events,
+        )
 
     async def _reconcile(self, context: Context, look: Look, bus: Bus) -> None:
         policy = bus.spec.operator_spec.reconcile_policy
@@ -247,7 +257,7 @@ async def _ask_the_bus(context: Context, bus: Bus, look: Look, *, can_write: boo
     """Read the status of the bus, and tell it what it takes while it runs."""
     if look.broker is None or look.broker.ready == 0:
         return
-    session = await context.buses.of(look.resource)
+    session: BusSession | None = await context.buses.of(look.resource)
     if session is None:
         look.bus_trouble = "the operator is connecting to the bus"
         return
@@ -271,11 +281,12 @@ async def _ask_the_bus(context: Context, bus: Bus, look: Look, *, can_write: boo
             await session.control.ask("POST", "/v1/namespace/open")
         if differs(wanted, look.description.properties):
             await _change_bus(look, session.control, wanted)
+        look.keys = await sync_keys(context, session, look.resource, look.resource)
     except BackendUnavailable as error:
         look.troubles.append(Trouble("bus", "BackendUnavailable", str(error), is_stalled=False))
 
 
-async def _change_bus(look: Look, control: Any, wanted: NamespaceDefinition) -> None:
+async def _change_bus(look: Look, control: BusControl, wanted: NamespaceDefinition) -> None:
     """Tell a bus what it takes while it runs; other fields and rules stay."""
     body = wanted.model_dump(mode="json", by_alias=True, exclude_unset=True)
     try:

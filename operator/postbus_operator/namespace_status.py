@@ -10,8 +10,9 @@ from postbus.contract.control import NamespaceDescription, Status
 from postbus_operator.children.bus import BROKER, Bus
 from postbus_operator.conditions import Conditions, timestamp
 from postbus_operator.failures import former_status
+from postbus_operator.keys import KeysResult
 from postbus_operator.objects import Resource
-from postbus_operator.status import Binding, EntityCounts, NamespaceStatus, PartitionStatus
+from postbus_operator.status import EntityCounts, NamespaceStatus, PartitionStatus
 from postbus_operator.workloads import STORE_EXIT, PodTrouble, Workload
 
 Subject = Literal["secrets", "objects", "storage", "bus"]
@@ -56,9 +57,8 @@ class Look:
     bus_status: Status | None = None
     description: NamespaceDescription | None = None
     bus_trouble: str = ""
-    secrets_synced: tuple[Literal["True", "False", "Unknown"], str, str] | None = None
-    binding: Binding | None = None
-    observed_secret_version: str | None = None
+    keys: KeysResult | None = None
+    """None: the bus was not asked about keys, and what was said of them stays."""
 
     @property
     def was_ready(self) -> bool:
@@ -104,8 +104,6 @@ def namespace_status(look: Look) -> NamespaceStatus:
         "conditions": conditions.all(),
         "createdAt": timestamp(resource.created_at),
         "updatedAt": updated_at,
-        "binding": look.binding,
-        "observedSecretVersion": look.observed_secret_version,
         "status": "Active" if conditions.status_of("Ready") == "True" else "Unavailable",
         "provisioningState": _provisioning(look, conditions),
     }
@@ -115,6 +113,9 @@ def namespace_status(look: Look) -> NamespaceStatus:
         said["selector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
         said["brokers"] = look.broker.existing if look.broker else 0
         said["readyBrokers"] = look.broker.ready if look.broker else 0
+    if look.keys is not None:
+        said["binding"] = look.keys.binding
+        said["observedSecretVersion"] = look.keys.observed_secret_version
     if look.bus_status is not None:
         loaded = look.loaded
         said["version"] = look.bus_status.program_version
@@ -216,8 +217,13 @@ def _set_secrets(look: Look, found: Conditions) -> None:
     of_secrets = _first(look, "secrets")
     if of_secrets is not None:
         found.set("SecretsSynced", "False", "SourceMissing", of_secrets.message)
-    elif look.secrets_synced is not None:
-        found.set("SecretsSynced", *look.secrets_synced)
+    elif look.keys is None:
+        former = {each["type"]: each for each in look.resource.status.get("conditions", ())}
+        before = former.get("SecretsSynced")
+        if before is not None and look.bus_status is None:
+            found.set("SecretsSynced", before["status"], before["reason"], before["message"])
+    elif look.keys.condition is not None:
+        found.set("SecretsSynced", *look.keys.condition)
 
 
 def _set_stalled(look: Look, found: Conditions) -> None:

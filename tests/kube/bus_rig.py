@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from postbus.client.control import ControlClient
-from postbus.contract.control import Status
 from postbus_operator.api import Api
+from postbus_operator.bus_session import BusSession
 from postbus_operator.cache import Cache
 from postbus_operator.connection import api_client
 from postbus_operator.context import Context
+from postbus_operator.control_client import BusControl
 from postbus_operator.namespace import NamespaceReconciler
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import Outcome
@@ -36,6 +36,7 @@ from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus
 from tests.kube.api_server import ApiError, ApiServer
 from tests.kube.clients import Calls, configuration_of
+from tests.operator.live_bus import control_of
 
 Json = dict[str, Any]
 NUMBERS = itertools.count(1)
@@ -43,33 +44,11 @@ WRITES = {"apply", "create", "patch", "update", "delete"}
 MERGE = "application/merge-patch+json"
 
 
-class Control:
-    """The control API of a bus on this machine."""
-
-    def __init__(self, running: ControlledBus) -> None:
-        self._running = running
-
-    async def status(self) -> Status:
-        return Status.model_validate(await self.ask("GET", "/v1/status"))
-
-    async def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        caller = self._running.caller
-        async with ControlClient(caller.address, caller.token) as client:
-            return await client.ask(method, path, body)
-
-
-@dataclass
-class Session:
-    """The session of one bus."""
-
-    control: Control
-
-
 @dataclass
 class Sessions:
     """The session of every bus; None: it does not answer."""
 
-    session: Session | None = None
+    session: BusSession | None = None
 
     async def of(self, _bus: Resource) -> Any:
         return self.session
@@ -89,6 +68,7 @@ class Rig:
     outcome: Outcome | None = None
     requests: list[str] = field(default_factory=list)
     """The operator's requests in its last look, by verb."""
+    controls: list[BusControl] = field(default_factory=list)
     api: Api = field(init=False)
 
     @property
@@ -113,6 +93,12 @@ class Rig:
             now=lambda: self.now,
             wake=lambda key, seconds: None,
         )
+
+    def session_with(self, running: ControlledBus) -> BusSession:
+        """Return a session with a bus on this machine; it follows no feed."""
+        session = BusSession(control_of(running), lambda paths: None)
+        self.controls.append(session.control)
+        return session
 
     # --- what users and controllers do ----------------------------------------------------------
 
@@ -243,4 +229,8 @@ async def rig_on(server: ApiServer, monkeypatch: Any) -> AsyncIterator[Rig]:
         rig.api = Api(
             client, on_answer=calls.answered, on_object=lambda found: rig.cache.observe(found)
         )
-        yield rig
+        try:
+            yield rig
+        finally:
+            for each in rig.controls:
+                await each.close()

@@ -24,7 +24,7 @@ from postbus_operator.resource_types import (
 )
 from tests.edge.control.control_bus import ControlledBus, controlled_bus
 from tests.kube.api_server import ApiServer
-from tests.kube.bus_rig import Control, Rig, Session, rig_on
+from tests.kube.bus_rig import Rig, rig_on
 
 DSN = b"postgresql://user:p%40ss@db.example.org/shop"
 EXTERNAL = {
@@ -69,7 +69,7 @@ async def make_ready(rig: Rig, running: ControlledBus) -> None:
     await rig.look()
     await rig.make_claim("shop-bus-store-main", "10Gi")
     await rig.is_ready("shop-bus-store-main", "shop-bus-broker")
-    rig.sessions.session = Session(Control(running))
+    rig.sessions.session = rig.session_with(running)
     await rig.look()
 
 
@@ -104,7 +104,7 @@ async def test_a_resync_of_a_whole_bus_reads_no_secret(rig: Rig, running: Contro
     await make_ready(rig, running)
     await rig.look()
     await rig.look()
-    assert rig.requests == []
+    assert rig.requests == ["get"]  # the authority that applications trust
 
 
 async def test_a_bus_that_answers_is_ready(rig: Rig, running: ControlledBus) -> None:
@@ -122,9 +122,27 @@ async def test_a_bus_that_answers_is_ready(rig: Rig, running: ControlledBus) -> 
     assert said["serviceBusEndpoint"] == f"sb://shop-bus.{rig.namespace}.svc.cluster.local/"
     assert said["readyPartitions"] == said["desiredPartitions"] == 16
     assert said["provisioningState"] == "Succeeded"
-    told = await Control(running).ask("GET", "/v1/namespace")
+    told = running.caller.get("/v1/namespace").body
     assert told["properties"]["softDelete"] == {"retention": "P30D"}
     assert told["properties"]["tags"] == {"team": "shop"}
+
+
+async def test_applications_get_a_secret_with_the_connection_string(
+    rig: Rig, running: ControlledBus
+) -> None:
+    await rig.put({"authorizationRules": [{"name": "app", "rights": ["Send"]}]})
+    await make_ready(rig, running)
+    assert rig.outcome is not None
+    assert rig.outcome.status is not None
+    binding = rig.outcome.status.binding
+    assert binding is not None
+    found = await rig.data_of(binding.name)
+    assert any(b"SharedAccessKeyName=app" in each for each in found.values())
+    assert rig.condition("SecretsSynced") is not None
+    rig.sessions.session = None
+    await rig.look()
+    assert rig.outcome.status.binding == binding
+    assert rig.condition("SecretsSynced") is not None
 
 
 async def test_drift_is_repaired(rig: Rig) -> None:
@@ -509,7 +527,7 @@ async def test_an_empty_bus_is_closed_and_opened_by_its_next_resource(
     await rig.look()
     await gone(rig)
     assert None not in (await marks(rig)).values()
-    told = await Control(running).ask("GET", "/v1/namespace")
+    told = running.caller.get("/v1/namespace").body
     assert told["isClosed"] is True
     await rig.put({})
     await rig.look()
