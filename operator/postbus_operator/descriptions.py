@@ -187,6 +187,7 @@ _STATUS: Final = {
     "observedSecretVersion": "Version of the Secrets that keys were read from.",
     "status.status": "State of the entity or bus in the words of Azure.",
     "status.onAutoDelete": "Effective policy after idle deletion.",
+    "recreateRequestedAt": "Last seen value of the annotation postbus.dev/recreate-requested-at.",
     "provisioningState": "State in the words of Azure.",
     "serviceBusEndpoint": "Address for clients.",
     "version": "Version of the brokers.",

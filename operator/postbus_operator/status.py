@@ -102,6 +102,9 @@ class EntityStatus(ResourceStatus):
     on_auto_delete: str | None = None
     """The effective policy after idle deletion."""
 
+    recreate_requested_at: str | None = None
+    """The value of the annotation `postbus.dev/recreate-requested-at` that was seen last."""
+
     accessed_at: Time | None = None
     size_in_bytes: Count | None = None
 
