@@ -56,6 +56,9 @@ class Periods:
     pause_s: float = FIRST_PAUSE_S
 
 
+USUAL: Final = Periods()
+
+
 class BusSession:
     """The session of one bus. `trouble` None: the bus answers, as far as is known."""
 
@@ -65,7 +68,7 @@ class BusSession:
         moved: Moved,
         *,
         is_wanted: Callable[[], bool] = lambda: True,
-        periods: Periods = Periods(),
+        periods: Periods = USUAL,
     ) -> None:
         """`moved` gets the paths, in lower case, of which there is something new."""
         self.control = control
@@ -212,7 +215,7 @@ class BusSessions:
         epoch: int,
         is_current: Callable[[Resource], bool],
         moved: Callable[[Resource, Collection[str] | None], None],
-        periods: Periods = Periods(),
+        periods: Periods = USUAL,
     ) -> None:
         """`is_current`: whether a Namespace exists, as the one with this uid."""
         self._read_access = read_access

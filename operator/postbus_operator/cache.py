@@ -166,6 +166,15 @@ class Cache:
         """Return the resources whose spec names a Secret, to be read or to be written."""
         return self._sorted(self._by_secret.get((namespace, name), ()))
 
+    def named(self, owner: Key, name: str) -> list[Resource]:
+        """Return the resources of an owner that stand for the entity of a name."""
+        return self._sorted(self._by_name.get((owner, name.lower()), ()))
+
+    def forwarding_to(self, bus: Key, name: str) -> list[Resource]:
+        """Return the resources of a bus that forward to the entity of a name."""
+        found = self._sorted(self._by_target.get(name.lower(), ()))
+        return [each for each in found if self.bus_of(each) == bus]
+
     # --- other objects ------------------------------------------------------------------------
 
     def find(self, type: ResourceType, namespace: str, name: str) -> Mapping[str, Any] | None:

@@ -20,6 +20,9 @@ class Buses(Protocol):
     async def of(self, bus: Resource) -> Any:
         """Return the session of a bus; None: it cannot be reached yet."""
 
+    def trouble_of(self, bus: Resource) -> str:
+        """Return the reason why a bus does not answer."""
+
     async def close(self) -> None:
         """End all sessions; nothing is reconciled any more."""
 

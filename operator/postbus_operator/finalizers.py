@@ -12,15 +12,15 @@ def is_held(resource: Resource) -> bool:
     """Return whether the policies of a resource leave work for its deletion.
 
     They are read from the spec alone: the finalizer is there before anything is made elsewhere.
-    The objects of a Namespace would go with it: protection and detaching need the operator, too.
+    The objects of a Namespace would go with it: detaching needs the operator, too.
     """
     operator_spec = resource.spec.get("operatorSpec") or {}
     reconcile_policy = operator_spec.get("reconcilePolicy", "Manage")
     if resource.is_released_by_force:
         return False
-    if resource.key.kind == "Namespace" and (
-        operator_spec.get("deletionProtection") or reconcile_policy == "DetachOnDelete"
-    ):
+    if operator_spec.get("deletionProtection"):
+        return True
+    if resource.key.kind == "Namespace" and reconcile_policy == "DetachOnDelete":
         return True
     return operator_spec.get("deletionPolicy") != "Retain" and reconcile_policy == "Manage"
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from postbus_operator.api import Api
+from postbus_operator.bus_access import open_sessions
 from postbus_operator.connection import api_client, load_configuration
 from postbus_operator.context import LeadershipLost
 from postbus_operator.health import Health, HealthServer
@@ -21,7 +22,7 @@ from postbus_operator.leader import Elector, LeaseTimes
 from postbus_operator.leading import Parts, WatchesEnded, lead
 from postbus_operator.metrics import Metrics
 from postbus_operator.names import child_name
-from postbus_operator.reconcile import RECONCILERS, open_sessions
+from postbus_operator.reconcile import RECONCILERS
 from postbus_operator.settings import Settings
 
 SPARE_CONNECTIONS: Final = 8

@@ -17,12 +17,24 @@ from postbus_operator.leading import Parts, lead
 from postbus_operator.metrics import Metrics
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import Outcome
-from postbus_operator.reconcile import NoBuses
 from postbus_operator.resource_types import RESOURCES
 from postbus_operator.settings import Settings
 from tests.kube.api_server import ApiError, ApiServer
 
 WAIT_S = 30.0
+
+
+class NoBuses:
+    """Sessions of an operator without buses."""
+
+    async def of(self, bus: Resource) -> None:
+        """Return none."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    def trouble_of(self, bus: Resource) -> str:
+        return "there are no buses"
 
 
 @dataclass
