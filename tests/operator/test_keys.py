@@ -155,6 +155,12 @@ def test_a_rotation_renews_one_key_of_each_rule_whose_keys_the_bus_makes() -> No
     assert (put.name, put.primary, put.secondary) == ("app", "app-1", "new-key")
 
 
+def test_a_rotation_leaves_the_keys_of_a_missing_secret_alone() -> None:
+    missing = {"users": Problem("SourceMissing", "create it")}
+    for side in ("primary", "secondary"):
+        assert plan([rule("users", secret="mine")], [found("users")], missing, side).puts == ()
+
+
 # --- any bus ------------------------------------------------------------------------------------
 
 NAMES = ("a", "b", "c", "d")
