@@ -23,6 +23,7 @@ from postbus_operator.keys import (
     SourceKeys,
     is_own,
     plan_rules,
+    read_own,
     read_source,
     rotation_step,
     visible,
@@ -66,8 +67,11 @@ def plan(
     there: list[FoundRule],
     sources: Mapping[str, SourceKeys | Problem] | None = None,
     renewed: Side | None = None,
+    former: Mapping[str, SourceKeys] | None = None,
 ) -> RulePlan:
-    return plan_rules(wanted, there, sources or {}, MARK, renewed, lambda: "new-key")
+    return plan_rules(
+        wanted, there, sources or {}, MARK, renewed, lambda: "new-key", former=former or {}
+    )
 
 
 # --- wanted -------------------------------------------------------------------------------------
@@ -120,6 +124,25 @@ def test_a_foreign_rule_of_a_wanted_name_is_reported_and_left_alone() -> None:
 def test_a_rule_of_a_former_resource_gets_the_new_mark_and_keeps_its_keys() -> None:
     (put,) = plan([rule("app")], [found("app", mark=FORMER_MARK)]).puts
     assert (put.primary, put.secondary) == ("app-1", "app-2")
+
+
+def test_a_rule_that_went_with_its_entity_has_the_keys_of_its_own_secret_again() -> None:
+    former = {"app": SourceKeys("app-1", "app-2"), "part": SourceKeys(None, "part-2")}
+    app, part, new = plan([rule("app"), rule("part"), rule("new")], [], former=former).puts
+    assert (app.primary, app.secondary) == ("app-1", "app-2")
+    assert (part.primary, part.secondary) == (None, "part-2")
+    assert (new.primary, new.secondary) == (None, None)
+    missing = {"app": Problem("SourceMissing", "create it")}
+    assert plan([rule("app", secret="mine")], [], missing, former=former).puts == ()
+    assert plan([rule("app")], [found("app")], former={"app": SourceKeys("x", "y")}).puts == ()
+
+
+def test_an_own_secret_lacks_the_key_that_a_rotation_hides() -> None:
+    shown = secret(primaryKey=KEY, secondaryKey=KEY[::-1] + "x")
+    assert read_own(shown, None) == SourceKeys(KEY, KEY[::-1] + "x")
+    assert read_own(shown, "primary") == SourceKeys(None, KEY[::-1] + "x")
+    assert read_own(shown, "secondary") == SourceKeys(KEY, None)
+    assert read_own(secret(primaryKey="short"), None) == SourceKeys(None, None)
 
 
 def test_changed_rights_keep_the_keys() -> None:
@@ -197,6 +220,9 @@ SOURCES = st.dictionaries(
 )
 
 
+FORMER = {"a": SourceKeys("f-1", "f-2"), "b": SourceKeys(None, "f-2")}
+
+
 def applied(there: list[FoundRule], made: RulePlan) -> list[FoundRule]:
     """Return the rules after the changes, as the bus makes them."""
     new = (f"made-{number}" for number in itertools.count())
@@ -222,9 +248,11 @@ def test_one_pass_makes_any_bus_as_wanted_and_a_second_changes_nothing(
     renewed: Side | None,
 ) -> None:
     sources = {each.name: sources[each.name] for each in wanted if each.name in sources}
-    made = plan_rules(wanted, there, sources, MARK, renewed, lambda: "new-key")
+    made = plan_rules(wanted, there, sources, MARK, renewed, lambda: "new-key", former=FORMER)
     after = {each.name: each for each in applied(there, made)}
-    again = plan_rules(wanted, list(after.values()), sources, MARK, None, lambda: "never")
+    again = plan_rules(
+        wanted, list(after.values()), sources, MARK, None, lambda: "never", former=FORMER
+    )
     assert (again.puts, again.deletes) == ((), ())
     assert again.kept == made.kept
     assert {each.name for each in there if not is_own(each.managed_by, MARK)} <= after.keys()
