@@ -36,6 +36,9 @@ COUNTS_S: Final = 60.0
 OUTAGE_S: Final = 30.0
 """Resources show an outage that lasts longer; a restart of a broker takes 10 to 15 s."""
 
+FIRST_ANSWER_S: Final = 5.0
+"""Longest wait of a look for the first answer of a bus; a list of 10,000 entities takes seconds."""
+
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 
@@ -75,6 +78,9 @@ class BusSession:
         self.view = BusView()
         self.trouble: str | None = "the operator is connecting to the bus"
         self.is_listed = False
+        self.is_tried = asyncio.Event()
+        """Set after the first attempt to list everything, whatever came of it."""
+
         self.list_count = 0
         """Lists of everything so far: after each one the bus may be another one."""
 
@@ -142,6 +148,7 @@ class BusSession:
                 self._show(trouble)
             elif not self.is_listed:
                 self.trouble = trouble
+            self.is_tried.set()
             pause_s = min(self._periods.pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
@@ -162,6 +169,7 @@ class BusSession:
             self._counts, self._shown, self._cursor = {}, {}, "0"
         was_away, self.trouble, self.is_listed = self.trouble is not None, None, True
         self.list_count += 1
+        self.is_tried.set()
         self._moved(None if was_away else self.view.differences(former))
 
     async def _poll(self) -> None:
@@ -226,8 +234,15 @@ class BusSessions:
         self._sessions: dict[str, tuple[BusSession, asyncio.Task[None]]] = {}
 
     async def of(self, bus: Resource) -> BusSession | None:
-        """Return the session of a bus; None while it has not answered yet (see `trouble_of`)."""
+        """Return the session of a bus; None while it has not answered yet (see `trouble_of`).
+
+        A new session is waited for: after a restart of the operator nothing shall be shown as
+        unreachable only because it was not reached yet.
+        """
         session = self._session(bus)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ANSWER_S):
+                await session.is_tried.wait()
         return session if session.is_listed else None
 
     def trouble_of(self, bus: Resource) -> str:

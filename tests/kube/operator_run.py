@@ -11,7 +11,7 @@ from typing import Any
 
 from kubernetes.aio.client import Configuration
 
-from postbus_operator.context import Context, Reconciler
+from postbus_operator.context import Buses, Context, Reconciler
 from postbus_operator.health import Health
 from postbus_operator.leading import Parts, lead
 from postbus_operator.metrics import Metrics
@@ -74,6 +74,10 @@ async def eventually(check: Callable[[], Any], what: str = "") -> Any:
 async def leading(
     configuration: Configuration,
     reconcilers: Mapping[str, Reconciler] | None = None,
+    *,
+    open_sessions: Callable[..., Buses] = lambda *_, **__: NoBuses(),
+    control_url: Callable[[Resource], str] | None = None,
+    epoch: int = 1,
     **settings: Any,
 ) -> AsyncIterator[Run]:
     """Lead until the context ends. Kinds without a reconciler are looked at, nothing more."""
@@ -96,13 +100,14 @@ async def leading(
         configuration=configuration,
         identity="test",
         reconcilers={kind: counted(each) for kind, each in chosen.items()},
-        open_sessions=lambda *_, **__: NoBuses(),
+        open_sessions=open_sessions,
         child_name=lambda name: name,
         metrics=metrics,
         health=health,
+        control_url=control_url,
     )
     started = asyncio.Event()
-    task = asyncio.create_task(lead(parts, 1, started.set))
+    task = asyncio.create_task(lead(parts, epoch, started.set))
     run = Run(task, health, metrics, looks)
     try:
         await eventually(lambda: task.done() or (health.watches and health.watches.is_complete))
