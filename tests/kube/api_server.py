@@ -26,6 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 BIN: Final = Path(os.environ.get("POSTBUS_KUBE_BIN", ROOT / "e2e" / ".cache" / "bin"))
 TOKEN: Final = "token-of-the-tests"
+OPERATOR: Final = "system:serviceaccount:postbus-system:postbus-operator"
+OPERATOR_TOKEN: Final = "token-of-the-operator"
+"""The ServiceAccount of the charts; it may do what their roles grant."""
 START_S: Final = 120.0
 """Limit of a start, for a machine under load; it takes 10 s."""
 
@@ -74,9 +77,14 @@ class ApiServer:
         query = "?fieldManager=tests&force=true&fieldValidation=Strict" + "&dryRun=All" * is_dry
         return self.request("PATCH", path + query, wanted, APPLY)
 
-    def kubeconfig(self) -> Path:
+    def audit(self, user: str = OPERATOR) -> list[dict[str, Any]]:
+        """Return the requests of a user so far."""
+        lines = (self.folder / "audit.jsonl").read_text().splitlines()
+        return [each for each in map(json.loads, lines) if each["user"]["username"] == user]
+
+    def kubeconfig(self, token: str = TOKEN) -> Path:
         """Return a file for kubectl and clients."""
-        path = self.folder / "kubeconfig"
+        path = self.folder / f"kubeconfig-{token}"
         path.write_text(
             json.dumps(
                 {
@@ -89,7 +97,7 @@ class ApiServer:
                             "cluster": {"server": self.url, "insecure-skip-tls-verify": True},
                         }
                     ],
-                    "users": [{"name": "tests", "user": {"token": TOKEN}}],
+                    "users": [{"name": "tests", "user": {"token": token}}],
                     "contexts": [
                         {"name": "tests", "context": {"cluster": "tests", "user": "tests"}}
                     ],
@@ -134,6 +142,8 @@ def api_server() -> Iterator[ApiServer]:
                 f"--secure-port={port}",
                 f"--cert-dir={folder / 'certificates'}",
                 f"--token-auth-file={folder / 'tokens.csv'}",
+                f"--audit-policy-file={folder / 'audit-policy.json'}",
+                f"--audit-log-path={folder / 'audit.jsonl'}",
                 "--authorization-mode=RBAC",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={folder / 'service-account.pem'}",
@@ -178,7 +188,15 @@ def _write_keys(folder: Path) -> None:
             serialization.NoEncryption(),
         )
     )
-    (folder / "tokens.csv").write_text(f'{TOKEN},tests,tests,"system:masters"\n')
+    tokens = f'{TOKEN},tests,tests,"system:masters"\n{OPERATOR_TOKEN},{OPERATOR},operator\n'
+    (folder / "tokens.csv").write_text(tokens)
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "users": [OPERATOR]}, {"level": "None"}],
+    }
+    (folder / "audit-policy.json").write_text(json.dumps(policy))
 
 
 def _free_ports(count: int) -> list[int]:

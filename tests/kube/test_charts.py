@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 from postbus_operator.resource_types import CHILDREN, CLUSTER_NAMESPACES, EVENTS, PODS, RESOURCES
-from tests.kube.api_server import ROOT, ApiError, ApiServer
+from tests.kube.api_server import OPERATOR, ROOT, ApiError, ApiServer
 from tests.kube.conftest import CRDS, DEFINITIONS
 from tests.kube.helm import SYSTEM, Object, Values, helm, of_kind, one, rendered
 
 WATCHED: Final = ["team-a", "team-b"]
-ACCOUNT: Final = f"system:serviceaccount:{SYSTEM}:postbus-operator"
 
 SCOPED: Final[Values] = {"rbac": {"scope": "namespace"}, "watchNamespaces": WATCHED}
 LABEL: Final = {"team": "messaging"}
@@ -258,7 +257,7 @@ def may(server: ApiServer, verb: str, group: str, plural: str, namespace: str, n
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
-        "spec": {"user": ACCOUNT, "resourceAttributes": attributes},
+        "spec": {"user": OPERATOR, "resourceAttributes": attributes},
     }
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     return bool(server.request("POST", path, review)["status"]["allowed"])
