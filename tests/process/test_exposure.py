@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,18 @@ def test_file_of_keys_that_others_may_read_is_remarked(
     assert [remark.startswith(f"{name}: others may read {file}") for remark in remarks] == (
         [True] if is_logged else []
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a file of root")
+@pytest.mark.parametrize(("mode", "is_logged"), [(0o440, False), (0o640, False), (0o644, True)])
+def test_a_file_of_root_that_a_group_may_read_is_in_order_for_a_process_that_is_not_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_logged: bool
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("secret")
+    file.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: 10_001)
+    assert bool(exposures(Settings(sealing_key_file=file))) == is_logged
 
 
 @pytest.mark.parametrize("name", KEY_FILES)

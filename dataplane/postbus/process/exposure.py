@@ -1,11 +1,13 @@
 """Checks for exposed settings: files of keys, and the connection to Postgres.
 
 Run once, at the start. Users who may change a file of keys control the bus, so that is refused; a
-file that they may only read gives a remark, since Kubernetes mounts its Secrets like that.
+file that they may only read gives a remark. A file of root that a group may read is in order, as in
+Postgres: Kubernetes mounts Secrets like that for processes that are not root.
 """
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Final
@@ -43,12 +45,14 @@ def exposures(settings: Settings, default_ssl_mode: str = "") -> list[str]:
 def _look_at(name: str, file: Path) -> str:
     """Return a remark about a file of keys, "" when only its owner has access."""
     try:
-        mode = stat.S_IMODE(file.stat().st_mode)
+        found = file.stat()
     except OSError:
         return ""  # reported where the address is used
+    mode = stat.S_IMODE(found.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SettingsError(f"{name}: others may change {file}: chmod 600 {file}")
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
+    is_shared_by_root = found.st_uid == 0 and os.geteuid() != 0
+    if mode & (stat.S_IROTH if is_shared_by_root else stat.S_IRGRP | stat.S_IROTH):
         return f"{name}: others may read {file}: chmod 600 {file}"
     return ""
 
