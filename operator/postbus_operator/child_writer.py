@@ -36,7 +36,11 @@ class ChildWriter:
         type, name = type_of(wanted), wanted["metadata"]["name"]
         observed = self._context.cache.find(type, self._bus.key.namespace, name)
         if observed is None:
-            observed = await self._read(type, name)
+            try:
+                observed = await self._read(type, name)
+            except Forbidden as error:
+                self._refused(subject, type, name, error)
+                return False
         if observed is not None:
             if is_current(observed, wanted):
                 return True

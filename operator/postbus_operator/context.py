@@ -32,7 +32,8 @@ class Context:
     """Settings, access and time, for the whole time as the leader.
 
     `wake`: look at a resource after these seconds, 0 is now. `control_url`: address of the control
-    API of a bus, None: that of its first broker in the cluster; tests run brokers elsewhere.
+    API of a bus, `health_url` that of `/readyz`; None: those of its first broker; tests run brokers
+    elsewhere.
     """
 
     settings: Settings
@@ -43,6 +44,7 @@ class Context:
     now: Callable[[], datetime]
     wake: Callable[[Key, float], None]
     control_url: Callable[[Resource], str] | None = None
+    health_url: Callable[[Key], str] | None = None
 
 
 class OpenSessions(Protocol):

@@ -8,6 +8,7 @@ when it appears; a look that is not whole is also repeated after a while, for wh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -17,11 +18,12 @@ from postbus.contract.control import NamespaceDescription
 from postbus.contract.entities import check_namespace_name
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.contract.resources import NamespaceSpec
+from postbus_operator.broker_health import readiness_trouble
 from postbus_operator.bus_session import BusSession
 from postbus_operator.child_writer import ChildWriter
 from postbus_operator.children import desired
 from postbus_operator.children.broker import environment_problem
-from postbus_operator.children.bus import BROKER, STORE, Bus, Platform
+from postbus_operator.children.bus import BROKER, METRICS_PORT, STORE, Bus, Platform
 from postbus_operator.children.quantities import canonical_quantity, quantity_value
 from postbus_operator.children.store import CLAIM, claim_name
 from postbus_operator.context import Context
@@ -44,8 +46,11 @@ from postbus_operator.resource_types import (
 from postbus_operator.workloads import claim_size, observed_workload, pod_trouble
 
 STARTING_S: Final = 2.0
-"""Pause while brokers start. Our choice: their StatefulSets wake the resource, reasons of pods that
-do not start are read by this look."""
+"""Shortest pause while brokers start. Our choice: their StatefulSets wake the resource, reasons of
+pods that do not start are read by this look."""
+
+PATIENCE: Final = 0.2
+"""Pause as part of the time in which the bus has not been ready."""
 
 WAITING_S: Final = 30.0
 """Pause while a person or another object is waited for, which wake the resource."""
@@ -228,6 +233,16 @@ async def _observe(context: Context, bus: Bus, look: Look) -> None:
         look.broker = observed_workload(found)
         if look.broker.ready < look.broker.wanted:
             look.broker_trouble = pod_trouble(await _pods(context, bus, BROKER))
+            if look.broker_trouble is None:
+                look.readiness_trouble = await readiness_trouble(_health_url(context, bus))
+
+
+def _health_url(context: Context, bus: Bus) -> str:
+    """Return the address of `/readyz` of the first broker."""
+    if context.health_url is not None:
+        return context.health_url(bus.key)
+    brokers = bus.child("brokers")
+    return f"http://{bus.host(f'{bus.child(BROKER)}-0.{brokers}')}:{METRICS_PORT}/readyz"
 
 
 async def _store_trouble(context: Context, bus: Bus, claim: str) -> str:
@@ -259,7 +274,7 @@ async def _ask_the_bus(context: Context, bus: Bus, look: Look, *, can_write: boo
         return
     session: BusSession | None = await context.buses.of(look.resource)
     if session is None:
-        look.bus_trouble = "the operator is connecting to the bus"
+        look.bus_trouble = context.buses.trouble_of(look.resource)
         return
     try:
         look.bus_status = await session.control.status()
@@ -277,13 +292,22 @@ async def _ask_the_bus(context: Context, bus: Bus, look: Look, *, can_write: boo
     if not can_write:
         return
     try:
-        if look.description.is_closed:  # by the deletion of a former resource
-            await session.control.ask("POST", "/v1/namespace/open")
+        if look.description.is_closed:
+            await _open_bus(look, session.control)
         if differs(wanted, look.description.properties):
             await _change_bus(look, session.control, wanted)
         look.keys = await sync_keys(context, session, look.resource, look.resource)
     except BackendUnavailable as error:
         look.troubles.append(Trouble("bus", "BackendUnavailable", str(error), is_stalled=False))
+
+
+async def _open_bus(look: Look, control: BusControl) -> None:
+    """Let a bus accept messages that the deletion of a former resource has closed."""
+    try:
+        await control.ask("POST", "/v1/namespace/open")
+    except RequestRefused as error:
+        text = f"the bus is closed and cannot be opened: {error.detail}"
+        look.troubles.append(Trouble("bus", "Closed", text, is_stalled=True))
 
 
 async def _change_bus(look: Look, control: BusControl, wanted: NamespaceDefinition) -> None:
@@ -316,4 +340,8 @@ def _pause(look: Look) -> float | None:
     is_settled = look.verdict is not None or any(each.is_stalled for each in look.troubles)
     if look.broker is None or (is_settled and look.bus_status is not None):
         return WAITING_S
-    return STARTING_S
+    conditions = look.resource.status.get("conditions", ())
+    since = [each["lastTransitionTime"] for each in conditions if each["type"] == "Ready"]
+    begun = datetime.fromisoformat(since[0]) if since else look.now
+    waited_s = (look.now - begun).total_seconds()
+    return min(WAITING_S, max(STARTING_S, PATIENCE * waited_s))

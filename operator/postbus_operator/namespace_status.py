@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from postbus.contract.control import NamespaceDescription, Status
 from postbus_operator.children.bus import BROKER, Bus
@@ -54,6 +54,9 @@ class Look:
     store_trouble: str = ""
     broker: Workload | None = None
     broker_trouble: PodTrouble | None = None
+    readiness_trouble: str = ""
+    """What a broker that runs waits for, in its own words."""
+
     bus_status: Status | None = None
     description: NamespaceDescription | None = None
     bus_trouble: str = ""
@@ -181,7 +184,11 @@ def _set_storage(look: Look, found: Conditions) -> None:
         reason = look.store_trouble or "Postgres starts"
         found.set("StorageReady", "False", "Unreachable", f"waits for {waiting[0]}: {reason}")
     elif look.broker_trouble is not None and look.broker_trouble.exit_code == STORE_EXIT:
-        found.set("StorageReady", "False", _storage_reason(look), look.broker_trouble.text)
+        text = look.broker_trouble.text
+        found.set("StorageReady", "False", _storage_reason(text), text)
+    elif "the store" in look.readiness_trouble:
+        text = look.readiness_trouble
+        found.set("StorageReady", "False", _storage_reason(text), text)
     elif look.bus_status is None:
         found.set("StorageReady", "Unknown", "Unreachable", "waits for a broker that can tell")
     elif len(look.loaded) < len(look.bus_status.partitions):
@@ -191,12 +198,17 @@ def _set_storage(look: Look, found: Conditions) -> None:
         found.set("StorageReady", "True", "Ready", "all databases answer")
 
 
-def _storage_reason(look: Look) -> str:
-    assert look.broker_trouble is not None
-    text = look.broker_trouble.text.lower()
+AUTHENTICATION: Final = ("authorizationspecification", "password", "role ")
+"""Parts of errors of Postgres about a login; `InvalidAuthorizationSpecification` is no entry of
+pg_hba.conf."""
+
+
+def _storage_reason(text: str) -> str:
+    """Return the reason for what a broker says of its database."""
+    text = text.lower()
     if "schema" in text:
         return "SchemaOutdated"
-    return "AuthFailed" if "password" in text or "role" in text else "Unreachable"
+    return "AuthFailed" if any(each in text for each in AUTHENTICATION) else "Unreachable"
 
 
 def _set_partitions(look: Look, found: Conditions) -> None:
@@ -278,7 +290,7 @@ def _bus_trouble(look: Look) -> str:
     if waiting:
         return f"waits for {waiting[0]}: {look.store_trouble or 'Postgres starts'}"
     if look.broker.ready < look.broker.wanted:
-        return f"waits for {look.broker.name}, which starts"
+        return f"{look.broker.name}: {look.readiness_trouble or 'starts'}"
     return look.bus_trouble or "partitions are loading"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -53,6 +53,9 @@ class Sessions:
     async def of(self, _bus: Resource) -> Any:
         return self.session
 
+    def trouble_of(self, _bus: Resource) -> str:
+        return "no answer"
+
 
 @dataclass
 class Rig:
@@ -68,6 +71,7 @@ class Rig:
     outcome: Outcome | None = None
     requests: list[str] = field(default_factory=list)
     """The operator's requests in its last look, by verb."""
+    health_url: Callable[[Key], str] = lambda key: "http://127.0.0.1:9/readyz"
     controls: list[BusControl] = field(default_factory=list)
     api: Api = field(init=False)
 
@@ -92,6 +96,7 @@ class Rig:
             epoch=1,
             now=lambda: self.now,
             wake=lambda key, seconds: None,
+            health_url=self.health_url,
         )
 
     def session_with(self, running: ControlledBus) -> BusSession:

@@ -22,6 +22,8 @@ from postbus_operator.resource_types import (
     STATEFUL_SETS,
     VOLUME_CLAIMS,
 )
+from tests.assembly.test_start_waits import starting
+from tests.broker.partition.test_host import until
 from tests.edge.control.control_bus import ControlledBus, controlled_bus
 from tests.kube.api_server import ApiServer
 from tests.kube.bus_rig import Rig, rig_on
@@ -86,6 +88,18 @@ async def test_a_new_bus_gets_its_objects_in_one_look(rig: Rig) -> None:
     assert ready[:2] == ("False", "Provisioning")
     assert rig.condition("Stalled") is None
     assert rig.condition("Reconciling") is not None
+
+
+async def test_a_bus_that_does_not_start_is_looked_at_less_and_less(rig: Rig) -> None:
+    await rig.put({})
+    pauses = []
+    for minutes in (0, 1, 10):
+        rig.later = timedelta(minutes=minutes)
+        pauses.append((await rig.look()).retry_s)
+    assert pauses[0] == 2
+    assert pauses[1] is not None
+    assert 10 < pauses[1] < 20
+    assert pauses[2] == 30
 
 
 async def test_a_second_look_writes_nothing(rig: Rig) -> None:
@@ -351,6 +365,24 @@ async def test_cert_manager_must_be_installed(rig: Rig) -> None:
     assert stalled is not None
     assert stalled[1] == "NotInstalled"
     assert "cert-manager" in stalled[2]
+
+
+async def test_a_broker_says_what_it_waits_for(rig: Rig, tmp_path: Path) -> None:
+    """A real broker on this machine, whose database is away."""
+    address = "postgresql://postbus:secret@127.0.0.1:9/postbus"
+    async with starting(tmp_path, address) as start:
+        await until(lambda: bool(start.waits))
+        metrics = dict(start.bus.summary())["metrics"]
+        rig.health_url = lambda key: metrics.replace("/metrics", "/readyz")
+        await rig.put({})
+        await rig.look()
+        await rig.is_ready("shop-bus-store-main")
+        await rig.look()
+    storage = rig.condition("StorageReady")
+    assert storage is not None
+    assert storage[:2] == ("False", "Unreachable")
+    assert "waiting for the store: the store at 127.0.0.1:9 is unavailable" in storage[2]
+    assert "secret" not in storage[2]
 
 
 # --- volumes ------------------------------------------------------------------------------------
