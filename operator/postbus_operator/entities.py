@@ -53,6 +53,7 @@ async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     if resource.is_paused:
         draft.keep_all()
         draft.set("Ready", draft.was("Ready") or "Unknown", "Paused", "the resource is paused")
+        draft.set("Reconciling", "False", "Paused", "")
         return _outcome(resource, draft)
     owner = owner_of(resource, context.cache.get, context.cache.labels_of_namespace)
     if isinstance(owner, NoOwner):

@@ -88,6 +88,7 @@ def former_status(resource: Resource) -> ResourceStatus:
 
 def _show_retry(conditions: Conditions, resource: Resource, message: str, failures: int) -> None:
     conditions.set("Reconciling", "True", "Retrying", message)
+    conditions.set("Stalled", "False", "Retrying", "")
     if failures >= PATIENT_FAILURES or not _is_ready(resource.status):
         conditions.set("Ready", "Unknown", "BackendUnavailable", message)
 

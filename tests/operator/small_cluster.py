@@ -29,6 +29,7 @@ from postbus_operator.outcome import BackendUnavailable, Event, Outcome
 from postbus_operator.resource_types import ResourceType
 from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus
+from tests.operator.health import check_health
 from tests.operator.live_bus import access_to
 
 NAMESPACE = "shop"
@@ -225,6 +226,7 @@ class SmallCluster:
                 self.status_writes += 1
                 changed = copy.deepcopy(self._objects[key])
                 self._store(key, changed | {"status": status})
+                check_health(self._objects[key])
         if outcome.delete_resource:
             self.delete(key)
         if key in self._objects and not outcome.has_finalizer:

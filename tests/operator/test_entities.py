@@ -305,6 +305,16 @@ async def test_a_paused_resource_is_left_alone(cluster: SmallCluster) -> None:
     assert not cluster.exists(queue)
 
 
+async def test_a_paused_resource_is_not_in_progress(cluster: SmallCluster) -> None:
+    queue = cluster.apply("Queue", "orders", owner="later")
+    await cluster.settle()
+    assert cluster.condition(queue, "Reconciling") == ("True", "WaitingForOwner")
+    cluster.annotate(queue, paused="true")
+    await cluster.settle()
+    assert cluster.condition(queue, "Reconciling") == ("", "")
+    assert cluster.condition(queue, "Ready") == ("False", "Paused")
+
+
 # --- deletion and restore -----------------------------------------------------------------------
 
 

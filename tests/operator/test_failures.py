@@ -9,6 +9,7 @@ import pytest
 from postbus_operator.failures import DEPENDENCY_RETRY_S, outcome_of_failure
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, DependencyMissing, SpecInvalid
+from tests.operator.health import check_health
 from tests.operator.objects import entity
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -116,3 +117,39 @@ def test_a_status_of_another_version_of_the_operator_is_no_obstacle() -> None:
     outcome = outcome_of_failure(resource, BackendUnavailable("silence"), failures=1, now=NOW)
     assert outcome.status.entity_id == "7"
     assert outcome.status.message_count is None
+
+
+FORMER = {
+    "new": [],
+    "ready": [condition("Ready", "True")],
+    "stalled": [
+        condition("Ready", "False", "Invalid"),
+        condition("Stalled", "True", "InvalidSpec"),
+    ],
+    "waiting": [
+        condition("Ready", "False", "OwnerNotReady"),
+        condition("Reconciling", "True", "WaitingForOwner"),
+    ],
+}
+ERRORS = (
+    SpecInvalid("InvalidFilter", "mend the filter"),
+    DependencyMissing("OwnerResolved", "NotFound", "create the Namespace bus"),
+    DependencyMissing("SecretsSynced", "SourceMissing", "create the Secret"),
+    BackendUnavailable("the bus does not answer"),
+    KeyError("unexpected"),
+)
+
+
+@pytest.mark.parametrize("former", FORMER)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("failures", [1, 5])
+@pytest.mark.parametrize("deleted_at", [None, "2026-11-23T11:00:00Z"])
+def test_tools_understand_every_failure(
+    former: str, error: Exception, failures: int, deleted_at: str | None
+) -> None:
+    metadata = {} if deleted_at is None else {"deletionTimestamp": deleted_at}
+    resource = queue(*FORMER[former], **metadata)
+    found = outcome_of_failure(resource, error, failures=failures, now=NOW)
+    assert found.status is not None
+    status = found.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    check_health({"kind": "Queue", "metadata": {"generation": 2} | metadata, "status": status})

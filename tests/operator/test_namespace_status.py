@@ -21,6 +21,7 @@ from postbus_operator.objects import Key, Resource
 from postbus_operator.status_patch import is_same, status_json
 from postbus_operator.workloads import PodTrouble, Workload
 from tests.operator.buses import bus_of
+from tests.operator.health import check_health
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -252,4 +253,6 @@ def test_every_look_has_one_clear_state(look: Look) -> None:
     assert is_whole == (found["Ready"][:2] == ("True", "Ready"))
     assert is_whole == (not {"Stalled", "Reconciling"} & found.keys())
     assert all(text for _, _, text in found.values())
-    namespace_status(look)
+    status = status_json(namespace_status(look))
+    metadata = {"generation": look.resource.generation}
+    check_health({"kind": "Namespace", "metadata": metadata, "status": status})
