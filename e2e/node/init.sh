@@ -39,8 +39,9 @@ start_control_plane() {
     --requestheader-extra-headers-prefix=X-Remote-Extra- \
     --service-account-issuer=https://kubernetes.default.svc.cluster.local \
     --service-account-key-file=$pki/sa.pub --service-account-signing-key-file=$pki/sa.key
+  # At its default of 20 requests a second it starts its controllers for five seconds.
   keep_running kube-controller-manager kube-controller-manager \
-    $(kubeconfigs controller-manager) --leader-elect=false \
+    $(kubeconfigs controller-manager) --leader-elect=false --kube-api-qps=200 --kube-api-burst=400 \
     --allocate-node-cidrs=true --cluster-cidr=10.244.0.0/16 \
     --service-cluster-ip-range=10.96.0.0/16 --use-service-account-credentials=true \
     --client-ca-file=$pki/ca.crt --requestheader-client-ca-file=$pki/front-proxy-ca.crt \
