@@ -13,20 +13,19 @@
 #
 # pip uses the settings of pip here: index, proxy and certificate are passed to it as secrets.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-top=$(dirname "$here")
-cache=${E2E_CACHE:-$here/.cache}
+. "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
+help_for "$0" "$@"
+top=$(dirname "$e2e")
 tag=${TAG:-dev}
 [[ $# != 0 ]] || set -- postbus postbus-store
 
-fail() { echo "$0: $1" >&2; exit "${2:-1}"; }
 has() { command -v "$1" >/dev/null; }
 
 # --- builders -----------------------------------------------------------------------------------
 
 # Its own storage: images of other projects are neither seen nor removed.
 buildah_here() {
-  buildah --root "$cache/buildah" --runroot "$work/run" --storage-driver overlay "$@"
+  buildah --root "$E2E_CACHE/buildah" --runroot "$work/run" --storage-driver overlay "$@"
 }
 
 has_image() {
@@ -38,7 +37,7 @@ pull() {
 } >/dev/null 2>&1
 
 build() { # <target>
-  local name=$1 image=$1:$tag archive=$cache/images/$1-$tag.tar
+  local name=$1 image=$1:$tag archive=$images/$1-$tag.tar
   local options=(
     --file "$top/Dockerfile" --target "$name" --tag "$image" --build-arg "BASE=$base"
     --build-arg "VERSION=$version" --build-arg "REVISION=$revision"
@@ -74,53 +73,57 @@ write_archive() { # <image> <archive>
 
 # --- base ---------------------------------------------------------------------------------------
 
-# Print the image to build on.
+# What goes into the stand-in.
+recipe=(
+  --variant=minbase --format=tar --include=ca-certificates,python3,usr-is-merged
+  # Without it the package usrmerge would be installed, and perl with it.
+  --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr
+  --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright'
+  --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*'
+  # The machine's own, and not for the image.
+  --customize-hook='rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
+  bookworm
+)
+
+# Print the image to build on. What is there already needs no network.
 choose_base() {
-  local wanted
+  local wanted key stand_in
   wanted=$(sed -n 's/^ARG BASE=//p' "$top/Dockerfile")
+  key=$(printf '%s\n' "$(uname -m)" "${recipe[@]}" | sha256sum | cut -c1-12)
+  stand_in=localhost/postbus-base:$key
   if [[ -n ${BASE:-} ]]; then
+    has_image "$BASE" || pull "$BASE" || fail "the base image $BASE cannot be pulled"
     echo "$BASE"
-  elif has_image "$wanted" || pull "$wanted"; then
+  elif has_image "$wanted"; then
+    echo "$wanted"
+  elif has_image "$stand_in"; then
+    echo "$stand_in"
+  elif pull "$wanted"; then
     echo "$wanted"
   else
-    make_stand_in
+    make_stand_in "$stand_in" "$images/base-$key.tar"
+    echo "$stand_in"
   fi
 }
 
-# Make a base of Debian's packages, named by what goes into it, unless it is there.
-make_stand_in() {
-  local recipe=(
-    --variant=minbase --format=tar --include=ca-certificates,python3,usr-is-merged
-    # Without it the package usrmerge would be installed, and perl with it.
-    --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr
-    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright'
-    --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*'
-    # The machine's own, and not for the image.
-    --customize-hook='rm -f "$1/etc/resolv.conf" "$1/etc/hostname"'
-    bookworm
-  )
-  local key image rootfs container
-  key=$(printf '%s\n' "$(dpkg --print-architecture)" "${recipe[@]}" | sha256sum | cut -c1-12)
-  image=localhost/postbus-base:$key rootfs=$cache/images/base-$key.tar
-  if ! has_image "$image"; then
-    if [[ ! -s $rootfs ]]; then
-      has mmdebstrap || fail "the base image cannot be pulled: call e2e/install.sh images, or set BASE" 77
-      echo "making a base of Debian's packages" >&2
-      mmdebstrap "${recipe[@]}" "$rootfs.part" 2>"$work/mmdebstrap.log" || {
-        tail "$work/mmdebstrap.log" >&2
-        fail "mmdebstrap could not make a base"
-      }
-      mv "$rootfs.part" "$rootfs"
-    fi
-    if [[ $builder == docker ]]; then
-      docker import "$rootfs" "$image" >/dev/null
-    else
-      container=$(buildah_here from scratch)
-      buildah_here add --quiet "$container" "$rootfs" / >/dev/null
-      buildah_here commit --quiet --rm "$container" "$image" >/dev/null
-    fi
+make_stand_in() { # <image> <archive of its files>
+  local container
+  if [[ ! -s $2 ]]; then
+    has mmdebstrap || fail "the base image cannot be pulled: call e2e/install.sh images, or set BASE" 77
+    echo "making a base of Debian's packages" >&2
+    mmdebstrap "${recipe[@]}" "$2.part" 2>"$work/mmdebstrap.log" || {
+      tail "$work/mmdebstrap.log" >&2
+      fail "mmdebstrap could not make a base"
+    }
+    mv "$2.part" "$2"
   fi
-  echo "$image"
+  if [[ $builder == docker ]]; then
+    docker import "$2" "$1" >/dev/null
+  else
+    container=$(buildah_here from scratch)
+    buildah_here add --quiet "$container" "$2" / >/dev/null
+    buildah_here commit --quiet --rm "$container" "$1" >/dev/null
+  fi
 }
 
 # --- all ----------------------------------------------------------------------------------------
@@ -134,14 +137,14 @@ elif [[ $(id -u) != 0 ]]; then
 else
   builder=buildah
 fi
-mkdir -p "$cache/images"
-exec 9>"$cache/images/lock"
+mkdir -p "$images"
+exec 9>"$images/lock"
 flock 9
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$top/pyproject.toml")
 revision=$(git -C "$top" rev-parse HEAD 2>/dev/null || echo unknown)
-python3 "$here/pip_settings.py" "$work"
+python3 "$e2e/pip_settings.py" "$work"
 base=$(choose_base)
 for name in "$@"; do
   build "$name"

@@ -79,6 +79,7 @@ UNREAD = {
     GUIDES / "control-api.md",
     GUIDES / "from-the-emulator.md",
     GUIDES / "gitops.md",
+    GUIDES / "images.md",
     GUIDES / "kubernetes-keys.md",
     GUIDES / "kubernetes.md",
     GUIDES / "operations.md",
