@@ -7,7 +7,7 @@ set -euo pipefail
 help_for "$0" "$@"
 
 snapshot() {
-  lsns --noheadings --raw --output TYPE,NS
+  lsns --noheadings --raw --output TYPE,NS | grep -v '^user '
   findmnt --noheadings --raw --output TARGET,SOURCE
   find /sys/fs/cgroup -type d -not -path '*/process_api/*'
   ip -oneline link | cut -d: -f2

@@ -3,4 +3,5 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 help_for "$0" "$@"
+lock_clusters
 cluster_down

@@ -18,7 +18,7 @@ sandbox_is_up() {
 sandbox_start() { # <program to be the first process>
   mkdir -p "$state/log"
   setsid unshare --mount --propagation private --pid --net --uts --ipc --fork --kill-child \
-    --mount-proc "$1" >"$state/log/init.log" 2>&1 </dev/null &
+    --mount-proc "$1" >"$state/log/init.log" 2>&1 </dev/null 8<&- &
   echo $! >"$sandbox"
   wait_for 10 "namespaces; their log: $state/log/init.log" sandbox_is_up
 }

@@ -25,6 +25,12 @@ help_for() { # <script> <arguments>...
   exit 0
 }
 
+# Wait until no other cluster of this folder is being started or ended.
+lock_clusters() {
+  exec 8<"$e2e"
+  flock 8
+}
+
 # Call a command until it succeeds.
 wait_for() { # <seconds> <name> <command>...
   local end=$((SECONDS + $1)) name=$2
