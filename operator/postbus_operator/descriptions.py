@@ -31,8 +31,7 @@ _SPEC: Final = {
     "publicNetworkAccess": "Disabled: clients of the cluster only.",
     "alternateName": "Not available yet.",
     "tags": "Notes, stored and returned.",
-    "authorizationRules": "Named key pairs and their rights, exactly these. Absent: a Namespace has"
-    " RootManageSharedAccessKey, a queue or topic has none.",
+    "authorizationRules": "Named key pairs and their rights.",
     "authorizationRules[].name": "Name of the rule, the user of a connection string.",
     "authorizationRules[].rights": "Rights of the keys; Manage implies the other two.",
     "authorizationRules[].secretName": "Secret with primaryKey and secondaryKey; without it keys"

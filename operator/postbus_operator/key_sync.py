@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -42,7 +42,6 @@ from postbus_operator.keys import (
     SourceKeys,
     SyncedKeys,
     plan_rules,
-    read_own,
     read_source,
     rotation_step,
     wanted_rules,
@@ -192,25 +191,6 @@ class _KeySync:
         answer = await self._session.control.ask("GET", self._url, query={"keys": "true"})
         return [FoundRule.from_answer(item) for item in answer["items"]]
 
-    async def _former_keys(self, found: Set[str]) -> dict[str, SourceKeys]:
-        """Return the keys that own Secrets have of rules that the bus lacks.
-
-        A queue that is made again after idleness, or because somebody deleted it, so keeps the
-        connection strings of its applications.
-        """
-        own, former = self._own_secrets(), {}
-        for rule in self._wanted:
-            name = secret_name(self._resource.key, rule.name)
-            if rule.name in found or rule.secret_name is not None or name not in own:
-                continue
-            try:
-                secret = await self._context.api.get(SECRETS, self._resource.key.namespace, name)
-            except NotFound:
-                continue
-            notes = secret["metadata"].get("annotations") or {}
-            former[rule.name] = read_own(secret, notes.get(HIDDEN_ANNOTATION))
-        return former
-
     def _ca_secret(self) -> str:
         tls = self._bus.spec.get("operatorSpec", {}).get("tls", {})
         name = child_name(self._bus.key.name)
@@ -287,10 +267,7 @@ class _KeySync:
     async def _change_rules(self, step: RotationStep) -> tuple[list[RuleKeys], RotationStep]:
         """Return the rules whose Secrets are to be written, after all changes of the bus."""
         found = await self._rules()
-        former = await self._former_keys({rule.name for rule in found})
-        plan = plan_rules(
-            self._wanted, found, self._sources, self._mark, step.renewed, new_key, former=former
-        )
+        plan = plan_rules(self._wanted, found, self._sources, self._mark, step.renewed, new_key)
         self._problems += plan.problems
         control = self._session.control
         for name in plan.deletes:

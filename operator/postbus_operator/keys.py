@@ -1,10 +1,9 @@
 """Authorization rules of a Namespace, Queue or Topic: wanted ones, those of the bus, the changes.
 
 The bus makes the keys of a rule and keeps them; a rule with `secretName` has those of the user's
-Secret, and one that went with its entity those that its own Secret has still. A rule of the bus
-belongs to the resource whose mark it has (`managed-by`); the operator changes no other. Rotation
-gives one key of each rule a new value in two steps: first every Secret names the other key only
-(`RotationStep.hidden`), then the key changes (`RotationStep.renewed`).
+Secret. A rule of the bus belongs to the resource whose mark it has (`managed-by`); the operator
+changes no other. Rotation gives one key of each rule a new value in two steps: first every Secret
+names the other key only (`RotationStep.hidden`), then the key changes (`RotationStep.renewed`).
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ class FoundRule:
 
 @dataclass(frozen=True, slots=True)
 class SourceKeys:
-    """Keys of a Secret; those that are None are made by the bus."""
+    """Keys of a user's Secret; `secondary` None: the bus makes it."""
 
-    primary: str | None = field(repr=False)
+    primary: str = field(repr=False)
     secondary: str | None = field(repr=False)
 
 
@@ -105,7 +104,7 @@ def read_source(rule: str, name: str, secret: Mapping[str, Any] | None) -> Sourc
             f"the Secret {name} of the rule {rule} has no primaryKey: add one of"
             f" {LEAST_KEY_CHARS} to {MAX_KEY_CHARS} characters",
         )
-    found: dict[str, str | None] = {"primaryKey": None, "secondaryKey": None}
+    found: dict[str, str | None] = {"secondaryKey": None}
     for key in ("primaryKey", "secondaryKey"):
         if key in data:
             text = _text(data[key])
@@ -118,16 +117,7 @@ def read_source(rule: str, name: str, secret: Mapping[str, Any] | None) -> Sourc
                     " without its line break",
                 )
             found[key] = text
-    return SourceKeys(found["primaryKey"], found["secondaryKey"])
-
-
-def read_own(secret: Mapping[str, Any], hidden: str | None) -> SourceKeys:
-    """Return the keys that an own Secret names; it lacks the one that a rotation hides."""
-    data = secret.get("data") or {}
-    found = {side: _text(data.get(f"{side}Key", "")) for side in ("primary", "secondary")}
-    if hidden in found:
-        found[hidden] = None
-    return SourceKeys(found["primary"], found["secondary"])
+    return SourceKeys(str(found["primaryKey"]), found["secondaryKey"])
 
 
 def _text(packed: str) -> str | None:
@@ -231,13 +221,10 @@ def plan_rules(
     mark: str,
     renewed: Side | None,
     new_key: Callable[[], str],
-    *,
-    former: Mapping[str, SourceKeys],
 ) -> RulePlan:
     """Return the changes that make the rules of the bus those that are wanted.
 
     `sources`: the keys of wanted rules with `secretName`, by rule. `mark`: that of the resource.
-    `former`: keys that the resource's own Secrets name for rules that the bus lacks.
     Without its Secret, a rule that exists keeps its keys, and a new one is not made.
     """
     known = {rule.name: rule for rule in found}
@@ -256,8 +243,6 @@ def plan_rules(
                 continue
             source = None
         kept.append(rule.name)
-        if before is None and source is None:
-            source = former.get(rule.name)
         put = _put(rule, before, source, renewed, new_key)
         if before is None or before.managed_by != mark or put != _present(before):
             puts.append(put)
@@ -279,7 +264,7 @@ def _put(
     primary = before.keys.primary if before is not None else None
     secondary = before.keys.secondary if before is not None else None
     if source is not None:
-        primary, secondary = source.primary or primary, source.secondary or secondary
+        primary, secondary = source.primary, source.secondary or secondary
     elif rule.secret_name is None and renewed == "primary":
         primary = new_key()
     elif rule.secret_name is None and renewed == "secondary":

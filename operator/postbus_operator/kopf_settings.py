@@ -18,6 +18,10 @@ RECONNECT_S: Final = 300
 
 CONNECT_S: Final = 10.0
 
+RETRIES_S: Final = (1, 1, 2, 3, 5, 8)
+"""Pauses before attempts after a refusal or without an answer. Without an API server the Lease is
+lost before they end; a missing right ends the process."""
+
 IDLE_S: Final = 0.5
 """Seconds that kopf keeps the task of an object without events."""
 
@@ -36,6 +40,7 @@ def kopf_settings(*, is_cluster_wide: bool) -> kopf.OperatorSettings:
     settings.queueing.idle_timeout = IDLE_S
     settings.networking.request_timeout = REQUEST_S
     settings.networking.connect_timeout = CONNECT_S
+    settings.networking.error_backoffs = RETRIES_S
     settings.watching.connect_timeout = CONNECT_S
     settings.watching.server_timeout = RECONNECT_S
     settings.watching.chunk_size = PAGE

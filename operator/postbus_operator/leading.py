@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import kopf
 from kubernetes.aio.client import ApiClient, Configuration
@@ -38,11 +38,14 @@ DEFINITIONS_RETRY_S: Final = 5.0
 STOP_S: Final = 5.0
 """Time for kopf to end its watches."""
 
+WATCHES_OF_KOPF: Final = "watcher for "
+"""Beginning of the names of kopf's tasks."""
+
 logger = logging.getLogger(__name__)
 
 
 class WatchesEnded(Exception):
-    """kopf ended by itself: a watch failed for good, as after the removal of a definition."""
+    """kopf ended by itself: a watch cannot continue, as after the removal of a definition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +158,23 @@ class _Leader:
         async def login(**_: object) -> kopf.AiohttpSession:
             return kopf.AiohttpSession(server=server, aiohttp_session=session)
 
+        before = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=made,
+            settings=kopf_settings(is_cluster_wide=is_cluster_wide),
+            memo=self._observer,
+            clusterwide=is_cluster_wide,
+            namespaces=settings.namespaces,
+            stop_flag=stop,
+            ready_flag=ready,
+        )
         try:
-            await kopf.operator(
-                registry=made,
-                settings=kopf_settings(is_cluster_wide=is_cluster_wide),
-                memo=self._observer,
-                clusterwide=is_cluster_wide,
-                namespaces=settings.namespaces,
-                stop_flag=stop,
-                ready_flag=ready,
-            )
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            errors = [error for each in tasks if (error := error_of(each)) is not None]
+            if errors:
+                await _stop_orphans(before)
+                raise WatchesEnded(f"a watch has ended: {errors[0]!r}") from errors[0]
+            await kopf.run_tasks(tasks, ignored=before)
         finally:
             await session.close()
 
@@ -199,6 +209,25 @@ class _Leader:
                 return
             logger.warning("%s", reason)
             await asyncio.sleep(DEFINITIONS_RETRY_S)
+
+
+async def _stop_orphans(before: set[asyncio.Task[Any]]) -> None:
+    """End the watches that kopf leaves behind when one fails.
+
+    It cancels them together with tasks that they need to end, so that they never do.
+    """
+    watches = {
+        each for each in asyncio.all_tasks() - before if each.get_name().startswith(WATCHES_OF_KOPF)
+    }
+    for each in watches:
+        each.cancel()
+    if watches:
+        await asyncio.wait(watches, timeout=STOP_S)
+
+
+def error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """Return the error with which a task has ended, if it has."""
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def show_queue(metrics: Metrics, queue: WorkQueue) -> None:

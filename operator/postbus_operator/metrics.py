@@ -62,7 +62,7 @@ class Metrics:
         )
         self._ages = Gauge(
             "postbus_operator_watch_age_seconds",
-            "Time since a watch brought an event, a bookmark or a list",
+            "Time since a watch brought an event, a bookmark or a list, or connected",
             ["resource", "namespace"],
             registry=self._registry,
         )

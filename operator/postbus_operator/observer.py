@@ -50,7 +50,7 @@ class Observer:
         return self._watches.at(path)
 
     def heard(self, watch: Watch) -> None:
-        """Note that a stream brought data, bookmarks included."""
+        """Note that a stream has begun, or brought data, bookmarks included."""
         self._watches.heard(watch, self._now())
 
     def listed(self, watch: Watch, query: Mapping[str, str], answer: Mapping[str, Any]) -> None:

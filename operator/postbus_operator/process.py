@@ -19,7 +19,7 @@ from postbus_operator.connection import api_client, load_configuration
 from postbus_operator.context import LeadershipLost
 from postbus_operator.health import Health, HealthServer
 from postbus_operator.leader import Elector, LeaseTimes
-from postbus_operator.leading import Parts, WatchesEnded, lead
+from postbus_operator.leading import Parts, WatchesEnded, error_of, lead
 from postbus_operator.metrics import Metrics
 from postbus_operator.names import child_name
 from postbus_operator.reconcile import RECONCILERS
@@ -29,7 +29,7 @@ SPARE_CONNECTIONS: Final = 8
 """Connections to the API server beside one for each worker."""
 
 EXIT_S: Final = 10.0
-"""Time for an orderly end after the loss of the Lease; then the process is ended."""
+"""Time for an orderly end after an error or the loss of the Lease; then the process is ended."""
 
 STOPPED: Final = 0
 FAILED: Final = 1
@@ -82,10 +82,11 @@ async def _elect_and_lead(parts: Parts, stop: asyncio.Event) -> int:
             lead(parts, epoch, lambda: _take_signals(stop)), name="leader"
         )
         await asyncio.wait({stopping, holding, leading}, return_when=asyncio.FIRST_COMPLETED)
-        error = _error_of(holding) or _error_of(leading)
+        error = error_of(holding) or error_of(leading)
+        if error is not None:
+            _end_for_certain()
         if isinstance(error, LeadershipLost):
             logger.error("leadership lost: %s", error)
-            _end_for_certain()
         elif error is not None:
             logger.error("stopping: %s", error, exc_info=_unexpected(error))
         parts.health.epoch = 0
@@ -111,10 +112,6 @@ def _elector(parts: Parts, api: Api) -> Elector:
     )
 
 
-def _error_of(task: asyncio.Task[None]) -> BaseException | None:
-    return task.exception() if task.done() and not task.cancelled() else None
-
-
 def _unexpected(error: BaseException) -> BaseException | None:
     return None if isinstance(error, WatchesEnded) else error
 
@@ -126,7 +123,7 @@ def _take_signals(stop: asyncio.Event) -> None:
 
 
 def _end_for_certain() -> None:
-    """End the process soon, whatever its tasks do: somebody else leads."""
+    """End the process soon, whatever its tasks do: somebody else leads, or will."""
     timer = threading.Timer(EXIT_S, os._exit, args=(FAILED,))
     timer.daemon = True
     timer.start()

@@ -60,8 +60,8 @@ class Settings(BaseSettings):
     300."""
 
     watch_silence_s: float = Field(180, ge=1)
-    """Seconds without an event or a bookmark after which a watch counts as broken and `/healthz`
-    fails. The API server sends a bookmark each minute. Default: 180."""
+    """Seconds without an event, a bookmark or a new connection after which a watch counts as broken
+    and `/healthz` fails. A watch that hears nothing connects again after 70 s. Default: 180."""
 
     lease_name: str = Field("postbus-operator", min_length=1, max_length=253)
     """Name of the Lease that elects the leader among the operator's replicas. Default:

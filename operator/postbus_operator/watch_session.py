@@ -5,7 +5,9 @@ kopf hands events to handlers, and nothing else. The operator needs three things
 - When each list is complete: before, nothing may run. kopf's own means, index functions, wake all
   waiting objects for each object of the lists (ADR 40 has measurements).
 - What a list lacks: after an interruption kopf lists again, and tells nobody what is gone.
-- That a silent watch lives: bookmarks do not reach handlers.
+- That a silent watch lives: bookmarks do not reach handlers. Where nothing of a type has happened
+  since the API server began it sends none either, and the sign is a new connection: kopf makes one
+  when it has heard nothing for 70 s.
 
 So lists are taken here, where their answers are read, and kopf sees them empty; events take kopf's
 way. `tests/kube/test_watching.py` shows that an upgrade of kopf or aiohttp keeps this working.
@@ -60,7 +62,8 @@ def _response_class(observer: Observer) -> type[aiohttp.ClientResponse]:
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
             watch = observer.watch_at(self.url.path)
-            if watch is not None and self.url.query.get("watch") == "true":
+            if watch is not None and self.url.query.get("watch") == "true" and self.status == 200:
+                observer.heard(watch)
                 content: Any = _Heard(self.content, lambda: observer.heard(watch))
                 self.content = content
             return self

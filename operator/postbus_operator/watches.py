@@ -77,7 +77,7 @@ class Watches:
         return self._by_path.get(path)
 
     def heard(self, watch: Watch, now: float) -> None:
-        """Note that data came: an event, a bookmark, a list."""
+        """Note a sign of life: an event, a bookmark, a list, a new connection."""
         self._states[watch].heard_at = now
 
     def page(self, watch: Watch, page: Page) -> set[ObjectKey] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -14,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +45,39 @@ class ApiError(Exception):
         self.message = message
 
 
+class Program:
+    """A program that writes into a log file, and can be started again."""
+
+    def __init__(self, log: Path, *command: str | Path) -> None:
+        self.log = log
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+
 @dataclass(frozen=True, slots=True)
 class ApiServer:
     """A running server; whoever has the token may do everything."""
 
     url: str
     folder: Path
+    program: Program
 
     def request(
         self, method: str, path: str, body: object = None, content: str = "application/json"
@@ -76,6 +104,13 @@ class ApiServer:
         """Apply an object on the server's side; unknown fields are errors."""
         query = "?fieldManager=tests&force=true&fieldValidation=Strict" + "&dryRun=All" * is_dry
         return self.request("PATCH", path + query, wanted, APPLY)
+
+    def restart(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Kill the server and start it again with the same data and address."""
+        self.program.kill()
+        meanwhile()
+        self.program.start()
+        _wait_until_ready(self)
 
     def audit(self, user: str = OPERATOR) -> list[dict[str, Any]]:
         """Return the requests of a user so far."""
@@ -133,7 +168,7 @@ def api_server() -> Iterator[ApiServer]:
             )
         )
         _write_keys(folder)
-        process = stack.enter_context(
+        program = stack.enter_context(
             _running(
                 folder / "kube-apiserver.log",
                 BIN / "kube-apiserver",
@@ -153,22 +188,22 @@ def api_server() -> Iterator[ApiServer]:
                 "--disable-admission-plugins=ServiceAccount",
             )
         )
-        server = ApiServer(f"https://127.0.0.1:{port}", folder)
-        _wait_until_ready(server, process)
+        server = ApiServer(f"https://127.0.0.1:{port}", folder, program)
+        _wait_until_ready(server)
         yield server
 
 
-def _wait_until_ready(server: ApiServer, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_ready(server: ApiServer) -> None:
     end_s = time.monotonic() + START_S
     while time.monotonic() < end_s:
-        if process.poll() is not None:
+        if server.program.has_ended:
             break
         try:
             server.request("GET", "/api/v1/namespaces/default")
             return
         except (ApiError, OSError):
             time.sleep(0.1)
-    log = (server.folder / "kube-apiserver.log").read_text(errors="replace")
+    log = server.program.log.read_text(errors="replace")
     raise RuntimeError(f"kube-apiserver did not start: {log[-4_000:]}")
 
 
@@ -208,11 +243,10 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def _running(log: Path, program: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        process = subprocess.Popen([program, *arguments], stdout=output, stderr=output)
+def _running(log: Path, *command: str | Path) -> Iterator[Program]:
+    program = Program(log, *command)
+    program.start()
     try:
-        yield process
+        yield program
     finally:
-        process.kill()
-        process.wait()
+        program.kill()

@@ -10,7 +10,7 @@ from kubernetes.aio.client import Configuration
 
 from postbus_operator.api import Api
 from postbus_operator.connection import api_client, load_configuration
-from tests.kube.api_server import ApiServer
+from tests.kube.api_server import TOKEN, ApiServer
 
 
 class Calls:
@@ -25,8 +25,10 @@ class Calls:
         self.answers.append((verb, status))
 
 
-async def configuration_of(server: ApiServer, monkeypatch: Any) -> Configuration:
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig()))
+async def configuration_of(
+    server: ApiServer, monkeypatch: Any, token: str = TOKEN
+) -> Configuration:
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(token)))
     return await load_configuration(connections=50)
 
 

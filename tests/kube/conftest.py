@@ -35,6 +35,10 @@ def bare_server() -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def definitions(bare_server: ApiServer) -> dict[str, dict[str, Any]]:
     """The definitions as the server returned them, by file name."""
+    return install_definitions(bare_server)
+
+
+def install_definitions(bare_server: ApiServer) -> dict[str, dict[str, Any]]:
     stored = {}
     for path in sorted(CRDS.glob("*.yaml")):
         wanted = yaml.safe_load(path.read_text())

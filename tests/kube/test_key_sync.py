@@ -297,20 +297,6 @@ async def test_a_changed_or_deleted_secret_is_written_again(keys: Keys) -> None:
     assert keys.secret("orders-queue-app") == before
 
 
-async def test_a_queue_that_is_made_again_keeps_its_connection_strings(keys: Keys) -> None:
-    keys.put("Queue", {"owner": {"name": "shop"}, "authorizationRules": [APP]})
-    await keys.sync()
-    before = keys.secret("orders-queue-app"), keys.version("orders-queue-app")
-    keys.bus.caller.delete("/v1/queues/orders")
-    keys.bus.caller.put("/v1/queues/orders", {})
-    keys.session.list_count += 1
-    result = await keys.sync()
-    assert [each.reason for each in result.events] == ["AuthorizationRuleCreated"]
-    assert (keys.secret("orders-queue-app"), keys.version("orders-queue-app")) == before
-    assert before[0] is not None
-    assert keys.rules()["app"]["primaryKey"] == before[0]["primaryKey"]
-
-
 async def test_chosen_secrets_are_written_and_removed(keys: Keys) -> None:
     chosen = {"secrets": {"primaryConnectionString": {"name": "bus-access", "key": "url"}}}
     spec = {"owner": {"name": "shop"}, "authorizationRules": [APP]}

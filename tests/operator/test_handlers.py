@@ -21,7 +21,7 @@ MAX_LINES = 5
 USED = {
     "kopf.AiohttpSession", "kopf.Body", "kopf.DiffBaseStorage", "kopf.OperatorRegistry",
     "kopf.OperatorSettings", "kopf.Patch", "kopf.ProgressStorage", "kopf.RawEvent", "kopf.on",
-    "kopf.on.event", "kopf.on.login", "kopf.operator",
+    "kopf.on.event", "kopf.on.login", "kopf.run_tasks", "kopf.spawn_tasks",
 }  # fmt: skip
 """All of kopf that the operator uses: no timers, daemons, indexes, nor handlers of differences."""
 

@@ -23,7 +23,6 @@ from postbus_operator.keys import (
     SourceKeys,
     is_own,
     plan_rules,
-    read_own,
     read_source,
     rotation_step,
     visible,
@@ -67,11 +66,8 @@ def plan(
     there: list[FoundRule],
     sources: Mapping[str, SourceKeys | Problem] | None = None,
     renewed: Side | None = None,
-    former: Mapping[str, SourceKeys] | None = None,
 ) -> RulePlan:
-    return plan_rules(
-        wanted, there, sources or {}, MARK, renewed, lambda: "new-key", former=former or {}
-    )
+    return plan_rules(wanted, there, sources or {}, MARK, renewed, lambda: "new-key")
 
 
 # --- wanted -------------------------------------------------------------------------------------
@@ -126,25 +122,6 @@ def test_a_rule_of_a_former_resource_gets_the_new_mark_and_keeps_its_keys() -> N
     assert (put.primary, put.secondary) == ("app-1", "app-2")
 
 
-def test_a_rule_that_went_with_its_entity_has_the_keys_of_its_own_secret_again() -> None:
-    former = {"app": SourceKeys("app-1", "app-2"), "part": SourceKeys(None, "part-2")}
-    app, part, new = plan([rule("app"), rule("part"), rule("new")], [], former=former).puts
-    assert (app.primary, app.secondary) == ("app-1", "app-2")
-    assert (part.primary, part.secondary) == (None, "part-2")
-    assert (new.primary, new.secondary) == (None, None)
-    missing = {"app": Problem("SourceMissing", "create it")}
-    assert plan([rule("app", secret="mine")], [], missing, former=former).puts == ()
-    assert plan([rule("app")], [found("app")], former={"app": SourceKeys("x", "y")}).puts == ()
-
-
-def test_an_own_secret_lacks_the_key_that_a_rotation_hides() -> None:
-    shown = secret(primaryKey=KEY, secondaryKey=KEY[::-1] + "x")
-    assert read_own(shown, None) == SourceKeys(KEY, KEY[::-1] + "x")
-    assert read_own(shown, "primary") == SourceKeys(None, KEY[::-1] + "x")
-    assert read_own(shown, "secondary") == SourceKeys(KEY, None)
-    assert read_own(secret(primaryKey="short"), None) == SourceKeys(None, None)
-
-
 def test_changed_rights_keep_the_keys() -> None:
     (put,) = plan([rule("app", "Manage")], [found("app")]).puts
     assert put.body() == {
@@ -176,12 +153,6 @@ def test_a_rotation_renews_one_key_of_each_rule_whose_keys_the_bus_makes() -> No
     assert (put.name, put.primary, put.secondary) == ("app", "new-key", "app-2")
     (put,) = plan(wanted, there, source, "secondary").puts
     assert (put.name, put.primary, put.secondary) == ("app", "app-1", "new-key")
-
-
-def test_a_rotation_leaves_the_keys_of_a_missing_secret_alone() -> None:
-    missing = {"users": Problem("SourceMissing", "create it")}
-    for side in ("primary", "secondary"):
-        assert plan([rule("users", secret="mine")], [found("users")], missing, side).puts == ()
 
 
 # --- any bus ------------------------------------------------------------------------------------
@@ -220,9 +191,6 @@ SOURCES = st.dictionaries(
 )
 
 
-FORMER = {"a": SourceKeys("f-1", "f-2"), "b": SourceKeys(None, "f-2")}
-
-
 def applied(there: list[FoundRule], made: RulePlan) -> list[FoundRule]:
     """Return the rules after the changes, as the bus makes them."""
     new = (f"made-{number}" for number in itertools.count())
@@ -248,11 +216,9 @@ def test_one_pass_makes_any_bus_as_wanted_and_a_second_changes_nothing(
     renewed: Side | None,
 ) -> None:
     sources = {each.name: sources[each.name] for each in wanted if each.name in sources}
-    made = plan_rules(wanted, there, sources, MARK, renewed, lambda: "new-key", former=FORMER)
+    made = plan_rules(wanted, there, sources, MARK, renewed, lambda: "new-key")
     after = {each.name: each for each in applied(there, made)}
-    again = plan_rules(
-        wanted, list(after.values()), sources, MARK, None, lambda: "never", former=FORMER
-    )
+    again = plan_rules(wanted, list(after.values()), sources, MARK, None, lambda: "never")
     assert (again.puts, again.deletes) == ((), ())
     assert again.kept == made.kept
     assert {each.name for each in there if not is_own(each.managed_by, MARK)} <= after.keys()
