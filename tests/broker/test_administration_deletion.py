@@ -459,6 +459,23 @@ async def test_a_restore_requires_its_forward_target(store: Store) -> None:
         assert (await administration.restore(made.entity_no)).properties == made.properties
 
 
+async def test_queues_that_dead_letter_into_each_other_are_restored(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        numbers = {}
+        for name, target in (("a", None), ("b", "a"), ("a", "b")):
+            wanted = QueueProperties(forward_dead_lettered_messages_to=target)
+            mode = EXISTING if name in numbers else NEW
+            numbers[name] = (await administration.put(a_queue(name, wanted), mode)).entity_no
+        for name in numbers:
+            await administration.delete(name, policy=RETAIN)
+        for name, number in numbers.items():
+            assert (await administration.restore(number)).name == name
+        await administration.delete("b", policy=RETAIN)
+        await administration.delete("a")
+        with pytest.raises(DirectoryRefusal, match="no queue or topic a"):
+            await administration.restore(numbers["b"])
+
+
 async def test_the_retention_ends(store: Store, database: str) -> None:
     ahead_ms = 0
 

@@ -30,6 +30,7 @@ from postbus.contract.entities import (
     NamespaceLimits,
     RuleProperties,
     TopicProperties,
+    catalog_key,
     check_entity_name,
     check_subscription_name,
     subscription_path,
@@ -232,8 +233,23 @@ def check_definition(
     forwards = _forwards_of(wanted.properties)
     if known is None or known.is_retained or _forwards_of(known.properties) != forwards:
         problems |= forwarding_problems(wanted, entries.find)
+        if (
+            known is not None
+            and known.is_retained
+            and _is_dead_letter_target_retained(entries, wanted.properties)
+        ):
+            problems.pop("forwardDeadLetteredMessagesTo", None)
     if problems:
         raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, _shown(problems))
+
+
+def _is_dead_letter_target_retained(entries: Entries, properties: EntityProperties) -> bool:
+    """Return whether dead letters go to an entity that can be restored, too.
+
+    Entities that dead-letter into each other could otherwise not be restored, whichever is first.
+    """
+    target = getattr(properties, "forward_dead_lettered_messages_to", None)
+    return target is not None and bool(entries.retained_named(catalog_key(target)))
 
 
 def warnings_of(entries: Entries, entry: CatalogEntry) -> dict[str, str]:
