@@ -446,3 +446,41 @@ async def test_an_entity_that_somebody_deleted_is_there_again(cluster: SmallClus
     assert cluster.condition(queue, "Ready") == READY
     assert cluster.get(queue).status["entityId"] != former
     assert cluster.reasons() == ["Restored", "EntityLost"]
+
+
+async def test_queues_that_dead_letter_into_each_other_are_restored(cluster: SmallCluster) -> None:
+    policy = {"deletionPolicy": "Delete"}
+    for name, target in (("one", "two"), ("two", "one")):
+        cluster.apply("Queue", name, operatorSpec=policy, forwardDeadLetteredMessagesTo=target)
+    one = cluster.apply("Queue", "one", operatorSpec=policy, forwardDeadLetteredMessagesTo="two")
+    two = one._replace(name="two")
+    await cluster.settle()
+    former = {key: cluster.get(key).status["entityId"] for key in (one, two)}
+    for key in (one, two):
+        cluster.delete(key)
+    await cluster.settle()
+    for name, target in (("one", "two"), ("two", "one")):
+        cluster.apply("Queue", name, operatorSpec=policy, forwardDeadLetteredMessagesTo=target)
+    await cluster.settle()
+    assert {key: cluster.get(key).status["entityId"] for key in (one, two)} == former
+    for key in (one, two):
+        assert cluster.condition(key, "Ready") == READY
+        assert cluster.condition(key, "ForwardTargetsResolved") == ("True", "Resolved")
+
+
+async def test_a_restore_waits_for_the_target_of_all_messages(cluster: SmallCluster) -> None:
+    policy = {"deletionPolicy": "Delete"}
+    cluster.apply("Queue", "target", operatorSpec=policy)
+    queue = cluster.apply("Queue", "orders", operatorSpec=policy, forwardTo="target")
+    await cluster.settle()
+    for key in (queue, queue._replace(name="target")):
+        cluster.delete(key)
+    await cluster.settle()
+    cluster.apply("Queue", "orders", operatorSpec=policy, forwardTo="target")
+    await cluster.settle()
+    assert cluster.condition(queue, "Reconciling") == ("True", "Creating")
+    assert "start-empty" in cluster.message(queue, "Ready")
+    cluster.apply("Queue", "target", operatorSpec=policy)
+    await cluster.settle()
+    assert cluster.condition(queue, "Ready") == READY
+    assert cluster.reasons() == ["Restored", "Restored"]
