@@ -37,6 +37,7 @@ SCHEMAS = {kind.name: schema_of(kind) for kind in KINDS}
 PERIODS = Periods(wait_s=1, counts_s=0.2, outage_s=0.3, pause_s=0.05)
 SETTLE_S = 30.0
 UIDS = itertools.count(1)
+SETTINGS = Settings()
 
 
 def with_defaults(schema: Mapping[str, Any], value: Any) -> Any:
@@ -64,8 +65,9 @@ class NoObjects:
 class SmallCluster:
     """Resources by key, and what their reconciles decided."""
 
-    def __init__(self, running: ControlledBus) -> None:
-        self.running = running
+    def __init__(self, running: ControlledBus | None, buses: Any = None) -> None:
+        """`buses`: sessions in place of those with a running bus."""
+        self._running = running
         self.cache = Cache()
         self.events: list[tuple[str, Event]] = []
         self.status_writes = 0
@@ -74,8 +76,13 @@ class SmallCluster:
         self._version = 0
         self._woken = asyncio.Event()
         self.now = datetime(2026, 11, 23, 9, 0, tzinfo=UTC)
-        self.buses = self._sessions()
+        self.buses: Any = self._sessions() if buses is None else buses
         self.bus = self.apply("Namespace", "bus")
+
+    @property
+    def running(self) -> ControlledBus:
+        assert self._running is not None
+        return self._running
 
     def _sessions(self) -> BusSessions:
         def moved(bus: Resource, paths: object) -> None:
@@ -196,7 +203,7 @@ class SmallCluster:
 
     def context(self) -> Context:
         return Context(
-            settings=Settings(),
+            settings=SETTINGS,
             api=cast(Api, NoObjects()),
             cache=self.cache,
             buses=self.buses,
