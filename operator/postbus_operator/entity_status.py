@@ -6,7 +6,6 @@ Pure. What a look has not found out stays as it was; counts stay until they mean
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -37,16 +36,6 @@ _COUNTS: Final = ("countDetails", "messageCount", "sizeInBytes", "subscriptionCo
 _MODELS: Final = {kind.name: kind.status for kind in KINDS}
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A condition that a look has found."""
-
-    type: str
-    status: ConditionStatus
-    reason: str
-    message: str
-
-
 class StatusDraft:
     """The status in the making: begin with the former one, note what is found, `finish`."""
 
@@ -65,11 +54,6 @@ class StatusDraft:
     def set(self, type: str, status: ConditionStatus, reason: str, message: str) -> None:
         """Set a condition; the last one of a type counts."""
         self._conditions.set(type, status, reason, message)
-
-    def add(self, *verdicts: Verdict) -> None:
-        """Set several conditions."""
-        for each in verdicts:
-            self.set(each.type, each.status, each.reason, each.message)
 
     def keep(self, *types: str) -> None:
         """Set conditions as they were, for this generation; those that were not set are unknown."""

@@ -13,7 +13,6 @@ import hashlib
 import re
 from typing import Final
 
-MAX_LABEL: Final = 63
 MAX_STATEFUL_SET: Final = 52
 MAX_BUS: Final = MAX_STATEFUL_SET - len("-broker")
 

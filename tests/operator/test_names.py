@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from postbus_operator.names import (
-    MAX_LABEL,
     MAX_STATEFUL_SET,
     SUFFIXES,
     child_name,
@@ -40,7 +39,7 @@ def test_an_ordinary_name_is_kept() -> None:
 def test_names_fit_kubernetes(name: str, store: str) -> None:
     bus = child_name(name)
     assert len(f"{bus}-broker") <= MAX_STATEFUL_SET
-    assert len(f"{bus}-brokers") <= MAX_LABEL
+    assert len(f"{bus}-brokers") <= 63
     of_store = store_name(bus, store)
     assert len(of_store) <= MAX_STATEFUL_SET
     for each in (bus, f"{bus}-brokers", of_store):

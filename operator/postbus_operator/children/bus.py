@@ -75,11 +75,6 @@ class Bus:
         """The stores that the operator runs."""
         return [each for each in self.spec.operator_spec.storage.stores if each.managed is not None]
 
-    @property
-    def is_external(self) -> bool:
-        """Whether some messages are in a database that the operator does not run."""
-        return len(self.managed) < len(self.spec.operator_spec.storage.stores)
-
     def child(self, suffix: str) -> str:
         """Return the name of an object, `suffix` one of `names.SUFFIXES`."""
         return f"{self.name}-{suffix}"
