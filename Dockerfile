@@ -44,7 +44,8 @@ RUN python3 -m pip --python /opt/build/bin/python wheel --quiet --no-index --no-
 FROM ${BASE} AS user
 RUN groupadd --gid 10001 postbus \
     && useradd --uid 10001 --gid postbus --no-create-home --home-dir /var/lib/postbus \
-        --shell /usr/sbin/nologin postbus
+        --shell /usr/sbin/nologin postbus \
+    && find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 
 FROM user AS postbus
 RUN install -d -o postbus -g postbus -m 750 /var/lib/postbus

@@ -76,6 +76,13 @@ def test_an_image_has_no_tool_that_installs_or_compiles(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_an_image_has_no_program_that_takes_rights_of_another_user(target: str) -> None:
+    """`su` and the like of the base."""
+    text = " ".join(rest for word, rest in steps_of(target) if word == "RUN")
+    assert "-perm /6000 -exec chmod a-s {} +" in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_an_image_declares_no_volume(target: str) -> None:
     """Whoever runs it mounts what it writes; an anonymous volume would hide a forgotten mount."""
     assert "VOLUME" not in {word for word, _ in steps_of(target)}
