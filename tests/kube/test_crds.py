@@ -110,6 +110,11 @@ REFUSED: Final = [
     ("Namespace", {"entityName": "short"}, "should match"),
     ("Namespace", {"entityName": "1-shop-bus"}, "should match"),
     ("Namespace", {"authorizationRules": [{"name": "a b", "rights": ["Send"]}]}, "should match"),
+    (
+        "Queue",
+        {"authorizationRules": [{"name": "a", "rights": ["Send"], "secretName": ".."}]},
+        "match",
+    ),
     # values
     ("Queue", {"owner": None}, "spec.owner"),
     ("Queue", {"maxDeliveryCount": 0}, "greater than or equal to 1"),

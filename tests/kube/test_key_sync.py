@@ -266,6 +266,19 @@ async def test_the_users_secret_is_followed(keys: Keys) -> None:
     assert keys.rules()["app"]["primaryKey"] == OTHER_KEY
 
 
+async def test_a_secret_of_another_cluster_namespace_cannot_be_named(keys: Keys) -> None:
+    other = f"{keys.namespace}-other"
+    keys.server.request("POST", "/api/v1/namespaces", {"metadata": {"name": other}})
+    metadata = {"name": "mine", "namespace": other}
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata}
+    keys.server.apply(SECRETS.path(other, "mine"), body | {"stringData": {"primaryKey": KEY}})
+    rule = APP | {"secretName": "mine"}
+    keys.put("Queue", {"owner": {"name": "shop"}, "authorizationRules": [rule]})
+    result = await keys.sync()
+    assert result.condition is not None
+    assert result.condition[:2] == ("False", "SourceMissing")
+
+
 async def test_a_foreign_secret_of_the_same_name_is_left_alone(keys: Keys) -> None:
     keys.put_secret("orders-queue-app", theirs="value")
     keys.put("Queue", {"owner": {"name": "shop"}, "authorizationRules": [APP]})

@@ -396,12 +396,18 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
+DnsName = Annotated[
+    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+]
+"""Name of an object of Kubernetes (RFC 1123)."""
+
+
 class AuthorizationRule(Model):
     """A named key pair and its rights, for a namespace or one entity."""
 
     name: RuleName
     rights: frozenset[Right] = Field(min_length=1)
-    secret_name: str | None = Field(None, alias="secretName", min_length=1, max_length=253)
+    secret_name: DnsName | None = Field(None, alias="secretName")
 
     @property
     def effective_rights(self) -> frozenset[Right]:

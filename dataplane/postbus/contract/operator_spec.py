@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from postbus.contract.entities import Model, Retention
+from postbus.contract.entities import DnsName, Model, Retention
 from postbus.contract.namespace import SoftDelete
 
 MAX_PARTITIONS: Final = 16
@@ -23,11 +23,6 @@ StoreName = Annotated[
     str, StringConstraints(max_length=30, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
 ]
 """Part of the names of a StatefulSet and its pods, whose labels have 63 characters at most."""
-
-DnsName = Annotated[
-    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-]
-"""Name of an object of Kubernetes (RFC 1123)."""
 
 SecretKey = Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9._-]+$")]
 QUANTITY_PATTERN: Final = (

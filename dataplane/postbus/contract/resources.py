@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from postbus.contract.entities import (
     LIMITS,
+    DnsName,
     DurationMs,
     EntityName,
     Model,
@@ -28,7 +29,6 @@ from postbus.contract.entities import (
     not_yet,
 )
 from postbus.contract.operator_spec import (
-    DnsName,
     NamespaceOperatorSpec,
     StoredOperatorSpec,
     TopicOperatorSpec,
