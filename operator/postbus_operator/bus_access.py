@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from postbus.contract.entities import is_subscription_path, subscription_name, topic_of
 from postbus_operator.api import Api, ApiError, NotFound
 from postbus_operator.bus_session import USUAL, BusSessions, Periods
 from postbus_operator.cache import Cache
+from postbus_operator.certificates import CertificateInvalid, trust_of
 from postbus_operator.control_client import Access
 from postbus_operator.names import child_name
 from postbus_operator.objects import Key, Resource
@@ -54,13 +56,20 @@ def url_of(bus: Resource, cluster_domain: str) -> str:
 
 
 async def read_credentials(api: Api, bus: Resource, url: str) -> Access:
-    """Return token and authority from the Secrets of a bus."""
+    """Return token and trust from the Secrets of a bus; the certificate may be a user's."""
     name, namespace = child_name(bus.key.name), bus.key.namespace
     try:
         token = _value(await api.get(SECRETS, namespace, f"{name}-control-token"), "token")
         if not url.startswith("https:"):
             return Access(url, token)
-        return Access(url, token, _value(await api.get(SECRETS, namespace, f"{name}-ca"), "ca.crt"))
+        served = await api.get(SECRETS, namespace, f"{name}-tls")
+        trust = trust_of(
+            {key: base64.b64decode(value) for key, value in (served.get("data") or {}).items()},
+            str(urlsplit(url).hostname),
+        )
+        return Access(url, token, trust.authorities, trust.server_name)
+    except CertificateInvalid as error:
+        raise BackendUnavailable(f"Secret {name}-tls: {error}") from None
     except NotFound as error:
         raise BackendUnavailable(f"a Secret of the bus is not there yet: {error.message}") from None
     except ApiError as error:

@@ -76,6 +76,14 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """Certificates (PEM) that a client trusts. `server_name`: verified instead of the host."""
+
+    authorities: str
+    server_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Authority:
     """The authority of a bus: `current` signs; `bundle` is what clients trust, PEM."""
 
@@ -194,6 +202,23 @@ def names_of(certificate: x509.Certificate) -> list[str]:
         return []
     addresses = found.get_values_for_type(x509.IPAddress)
     return [*found.get_values_for_type(x509.DNSName), *(str(each) for each in addresses)]
+
+
+def trust_of(data: Data, host: str) -> Trust:
+    """Return how a client that connects to `host` verifies a server with this Secret.
+
+    Without authorities in it, its own certificates are trusted. Raises `CertificateInvalid`.
+    """
+    for name in (CERTIFICATE, BUNDLE):
+        if data.get(name):
+            parse_chain(data[name], name)
+    if not data.get(CERTIFICATE):
+        raise CertificateInvalid(f"{CERTIFICATE} is missing")
+    names = names_of(parse_chain(data[CERTIFICATE], CERTIFICATE)[0])
+    is_named = host in names or f"*.{host.partition('.')[2]}" in names
+    others = [each for each in names if not each.startswith("*.")]
+    authorities = data.get(BUNDLE) or data[CERTIFICATE]
+    return Trust(authorities.decode("ascii"), None if is_named or not others else others[0])
 
 
 def _is_good(former: Data, authority: Authority, names: Sequence[str], now: datetime) -> bool:

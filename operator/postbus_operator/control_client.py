@@ -46,11 +46,15 @@ DESCRIPTIONS: Final[dict[str, type[EntityFacts]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Address and credentials of a control API. `ca`: certificates (PEM); None: no TLS."""
+    """Address and credentials of a control API. `ca`: certificates (PEM); None: no TLS.
+
+    `server_name`: the name in the certificate of a user, which knows no pods.
+    """
 
     url: str
     token: str = field(repr=False)
     ca: str | None = None
+    server_name: str | None = None
 
 
 class BusControl:
@@ -187,8 +191,12 @@ class BusControl:
                 await self._connect(access)
 
     async def _connect(self, access: Access) -> None:
-        trusted = None if access.ca is None else ssl.create_default_context(cadata=access.ca)
-        client = ControlClient(access.url, access.token, trusted)
+        trusted = None
+        if access.ca is not None:
+            trusted = ssl.create_default_context(cadata=access.ca)
+            # A certificate of a user may come without its authority.
+            trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        client = ControlClient(access.url, access.token, trusted, access.server_name)
         self._client = await self._open.enter_async_context(client)
         self._access = access
 

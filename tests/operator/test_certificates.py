@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ssl
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from aiohttp import web
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 from hypothesis import given, settings
@@ -29,7 +31,10 @@ from postbus_operator.certificates import (
     new_authority,
     parse_chain,
     renewed_authority,
+    trust_of,
 )
+from postbus_operator.control_client import Access, BusControl
+from postbus_operator.outcome import BackendUnavailable
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -137,6 +142,63 @@ def test_an_authority_that_expired_unseen_is_replaced_at_once() -> None:
     renewed = renewed_authority(new_authority("shop", NOON), "shop", late)
     served = leaf_data(renewed, NAMES, late, None)
     assert trusts(served[BUNDLE], served[CERTIFICATE], late)
+
+
+POD = "shop-broker-0.shop-brokers.apps.svc.cluster.local"
+
+
+def test_the_operator_verifies_a_pod_by_its_name_or_a_certificate_of_the_user() -> None:
+    authority = new_authority("shop", NOON)
+    own = leaf_data(authority, NAMES, NOON, None)
+    assert trust_of(own, POD).server_name is None
+    assert trust_of(own, POD).authorities == authority.bundle.decode()
+    users = leaf_data(authority, ["*.example.org", "bus.example.org"], NOON, None)
+    alone = {CERTIFICATE: users[CERTIFICATE], KEY: users[KEY]}
+    assert trust_of(alone, POD).server_name == "bus.example.org"
+    assert trust_of(alone, POD).authorities == users[CERTIFICATE].decode()
+    with pytest.raises(CertificateInvalid, match=r"tls\.crt is missing"):
+        trust_of({}, POD)
+
+
+@pytest.mark.parametrize("has_authority", [True, False])
+async def test_the_operator_reaches_a_broker_with_a_certificate_of_the_user(
+    tmp_path: Path, has_authority: bool
+) -> None:
+    """A server on this machine; a certificate for another name is refused."""
+    now = datetime.now(UTC)
+    made = leaf_data(new_authority("mine", now), ["bus.example.org"], now, None)
+    secret = made if has_authority else {CERTIFICATE: made[CERTIFICATE], KEY: made[KEY]}
+    for name, content in made.items():
+        (tmp_path / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / CERTIFICATE, tmp_path / KEY)
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"fine": True})
+
+    app = web.Application()
+    app.router.add_get("/v1/namespace", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    await site.start()
+    url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    trust = trust_of(secret, "127.0.0.1")
+    try:
+        for name, is_reached in ((trust.server_name, True), ("other.example.org", False)):
+
+            async def access(name: str | None = name) -> Access:
+                return Access(url, "token", trust.authorities, name)
+
+            control = BusControl(access, epoch=1)
+            try:
+                assert await control.ask("GET", "/v1/namespace") == {"fine": True}
+                assert is_reached
+            except BackendUnavailable:
+                assert not is_reached
+            await control.close()
+    finally:
+        await runner.cleanup()
 
 
 def test_unusable_data_is_explained_without_its_content() -> None:

@@ -61,12 +61,20 @@ class ControlClient:
     """
 
     def __init__(
-        self, url: str, token: str | None = None, trusted: ssl.SSLContext | None = None
+        self,
+        url: str,
+        token: str | None = None,
+        trusted: ssl.SSLContext | None = None,
+        server_name: str | None = None,
     ) -> None:
-        """`trusted` None: the certificates that the system trusts."""
+        """`trusted` None: the certificates that the system trusts.
+
+        `server_name`: the name in the certificate, if it is not that of `url`.
+        """
         self._url = url
         self._token = token
         self._trusted = trusted
+        self._server_name = server_name
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
@@ -127,7 +135,12 @@ class ControlClient:
         }
         try:
             async with self._session.request(
-                method, self._url + path, json=body, params=asked, headers=headers
+                method,
+                self._url + path,
+                json=body,
+                params=asked,
+                server_hostname=self._server_name,
+                headers=headers,
             ) as response:
                 text = await response.read()
                 answer: Any = await response.json() if text else None
