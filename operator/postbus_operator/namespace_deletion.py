@@ -32,7 +32,13 @@ from postbus_operator.names import child_name
 from postbus_operator.namespace_status import Look, Trouble
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Event, Outcome
-from postbus_operator.resource_types import SECRETS, VOLUME_CLAIMS, type_of
+from postbus_operator.resource_types import (
+    CLUSTER_NAMESPACES,
+    SECRETS,
+    STATEFUL_SETS,
+    VOLUME_CLAIMS,
+    type_of,
+)
 
 PURGE_AT: Final = "postbus.dev/purge-at"
 """Time at which data without a resource is deleted."""
@@ -92,11 +98,24 @@ async def _delete_if_empty(context: Context, resource: Resource) -> Outcome:
     else:
         return await _let_go(context, resource)
     assert resource.deleted_at is not None
-    if context.now() < resource.deleted_at + timedelta(seconds=ASK_S):
+    is_in_time = context.now() < resource.deleted_at + timedelta(seconds=ASK_S)
+    if is_in_time and _may_answer(context, resource):
         text = f"asks the bus whether it is empty: {trouble}"
         return _blocked(context, resource, "BackendUnavailable", text, RETRY_S)
     text = f"volumes and keys of the bus are kept, as it did not say that it is empty: {trouble}"
     return _released(text, "EmptinessUnknown")
+
+
+def _may_answer(context: Context, resource: Resource) -> bool:
+    """Return whether brokers stay while the resource does: not if all of its namespace goes."""
+    namespace = resource.key.namespace
+    brokers = f"{child_name(resource.key.name)}-broker"
+    around = (
+        context.cache.find(STATEFUL_SETS, namespace, brokers),
+        context.cache.find(CLUSTER_NAMESPACES, "", namespace),
+    )
+    is_going = [each is not None and "deletionTimestamp" in each["metadata"] for each in around]
+    return around[0] is not None and not any(is_going)
 
 
 def _released(text: str, warning: str | None = None) -> Outcome:

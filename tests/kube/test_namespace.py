@@ -588,6 +588,17 @@ async def test_a_bus_that_does_not_answer_is_released_in_time(
     assert set((await marks(rig)).values()) == {None}
 
 
+async def test_a_bus_without_brokers_is_released_at_once(rig: Rig, running: ControlledBus) -> None:
+    """As in a namespace of the cluster that is deleted: its pods go first."""
+    await rig.put({})
+    await make_ready(rig, running)
+    rig.sessions.session = None
+    await rig.delete(RESOURCES["Namespace"], "shop-bus")
+    await rig.delete(STATEFUL_SETS, "shop-bus-broker")
+    await rig.look()
+    await gone(rig)
+
+
 async def test_detached_objects_stay(rig: Rig) -> None:
     await rig.put(operator(reconcilePolicy="DetachOnDelete"))
     await rig.look()

@@ -60,7 +60,7 @@ GRACE_S: Final = 10
 HAND_OVER_S: Final = 20
 """Upper bound that a broker sets itself for releasing its partitions (`STOP_S` of its bus)."""
 
-SPARE_S: Final = 13
+SPARE_S: Final = 3
 START_LIMIT_S: Final = 86_400
 """A broker waits for its databases as long as it takes; the probe gives up after a day."""
 
