@@ -90,8 +90,8 @@ class Trial:
             self._api.request("DELETE", path)
 
         def look() -> tuple[str, str]:
-            left = [path for path in paths if self._api.exists(path)]
-            return ("" if left else "gone"), ", ".join(left)
+            left = [path.split("/")[-2] for path in paths if self._api.exists(path)]
+            return ("" if left else "gone"), f"waits for the deletion of {', '.join(left)}"
 
         self._wait("not deleted", DELETE_S, look)
         for plural in ("persistentvolumeclaims", "secrets"):
