@@ -110,12 +110,19 @@ class Elector:
         held, self._held = self._held, None
         if held is None:
             return
-        spec = held["spec"] | {"holderIdentity": "", "leaseDurationSeconds": 1}
         try:
             async with asyncio.timeout(self._times.retry_period_s):
-                await self._api.replace(LEASES, held | {"spec": spec})
-        except (ApiError, TimeoutError) as error:
+                try:
+                    await self._give_back(held)
+                except Conflict:
+                    # A renewal was on its way when the work ended.
+                    await self._give_back(await self._read_again(held))
+        except (ApiError, LeadershipLost, TimeoutError) as error:
             logger.warning("Lease not released, it expires: %r", error)
+
+    async def _give_back(self, held: dict[str, Any]) -> None:
+        spec = held["spec"] | {"holderIdentity": "", "leaseDurationSeconds": 1}
+        await self._api.replace(LEASES, held | {"spec": spec})
 
     async def _try_to_take(self) -> dict[str, Any] | None:
         """Return the Lease if this process has it now."""

@@ -29,7 +29,7 @@ SPARE_CONNECTIONS: Final = 8
 """Connections to the API server beside one for each worker."""
 
 EXIT_S: Final = 10.0
-"""Time for an orderly end after an error or the loss of the Lease; then the process is ended."""
+"""Time for an orderly end of a leader; then its process is ended."""
 
 STOPPED: Final = 0
 FAILED: Final = 1
@@ -83,8 +83,8 @@ async def _elect_and_lead(parts: Parts, stop: asyncio.Event) -> int:
         )
         await asyncio.wait({stopping, holding, leading}, return_when=asyncio.FIRST_COMPLETED)
         error = error_of(holding) or error_of(leading)
-        if error is not None:
-            _end_for_certain()
+        result = STOPPED if error is None else FAILED
+        _end_for_certain(result)
         if isinstance(error, LeadershipLost):
             logger.error("leadership lost: %s", error)
         elif error is not None:
@@ -95,7 +95,7 @@ async def _elect_and_lead(parts: Parts, stop: asyncio.Event) -> int:
         holding.cancel()
         if not isinstance(error, LeadershipLost):
             await elector.release()
-        return STOPPED if error is None else FAILED
+        return result
 
 
 def _elector(parts: Parts, api: Api) -> Elector:
@@ -122,8 +122,8 @@ def _take_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(each, stop.set)
 
 
-def _end_for_certain() -> None:
+def _end_for_certain(result: int) -> None:
     """End the process soon, whatever its tasks do: somebody else leads, or will."""
-    timer = threading.Timer(EXIT_S, os._exit, args=(FAILED,))
+    timer = threading.Timer(EXIT_S, os._exit, args=(result,))
     timer.daemon = True
     timer.start()

@@ -19,6 +19,7 @@ from tests.kube.api_server import ApiServer
 from tests.kube.clients import api_of, configuration_of
 
 PLACE = "default"
+RETRY_S = 0.5
 
 
 @dataclass
@@ -48,7 +49,7 @@ def clock() -> Clock:
 
 
 def elector(api: Api, lease: str, clock: Clock, identity: str) -> Elector:
-    times = LeaseTimes(15, 10, 0.02, monotonic=clock, now=lambda: datetime.now(UTC))
+    times = LeaseTimes(15, 10, RETRY_S, monotonic=clock, now=lambda: datetime.now(UTC))
     return Elector(api, PLACE, lease, identity, times, random.Random(1))
 
 
@@ -112,6 +113,16 @@ async def test_a_released_lease_is_taken_at_once(api: Api, lease: str, clock: Cl
     assert await acquired(elector(api, lease, clock, "b")) == first + 1
     await leader.release()
     assert (await api.get(LEASES, PLACE, lease))["spec"]["holderIdentity"] == "b"
+
+
+async def test_a_lease_is_released_although_a_renewal_was_on_its_way(
+    api: Api, lease: str, clock: Clock
+) -> None:
+    leader = elector(api, lease, clock, "a")
+    await acquired(leader)
+    await api.patch(LEASES, PLACE, lease, {"spec": {"renewTime": "2026-11-23T12:00:00.000000Z"}})
+    await leader.release()
+    assert not (await api.get(LEASES, PLACE, lease))["spec"].get("holderIdentity")
 
 
 async def test_a_lease_that_was_deleted_has_a_higher_epoch_when_it_is_made_again(
