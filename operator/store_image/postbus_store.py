@@ -53,6 +53,14 @@ ROOM_BYTES: Final = 16 << 20
 """Space that the reserve leaves to others."""
 SCRAM_ROUNDS: Final = 4096
 
+MEMORY_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Of the container, in control groups of version 2 and 1."""
+BUFFER_BYTES: Final = (32 << 20, 4 << 30)
+BUFFER_BYTES_UNLIMITED: Final = 256 << 20
+
 
 class Unusable(Exception):
     """The store cannot run; the text says why, and what to do."""
@@ -189,6 +197,23 @@ class Volume:
             raise Unusable(f"no space could be reserved on the volume: {error.strerror}") from error
 
 
+# --- memory -------------------------------------------------------------------------------------
+
+
+def buffer_bytes(limits: Sequence[Path] = MEMORY_LIMITS) -> int:
+    """Return the memory for pages: a quarter of the container's limit, as Postgres recommends."""
+    for path in limits:
+        try:
+            limit = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        # Version 1 has a number of nearly 64 bits for no limit.
+        if limit.isdigit() and int(limit) < 1 << 60:
+            least, most = BUFFER_BYTES
+            return max(least, min(most, int(limit) // 4))
+    return BUFFER_BYTES_UNLIMITED
+
+
 # --- password -----------------------------------------------------------------------------------
 
 
@@ -323,7 +348,7 @@ class Server:
             "ssl_cert_file": self.certificate.chain,
             "ssl_key_file": self.certificate.key,
             "max_connections": self.options.max_connections,
-            "shared_buffers": self.options.shared_buffers,
+            "shared_buffers": self.options.shared_buffers or f"{buffer_bytes() >> 20}MB",
             "min_wal_size": log_size,
             "max_wal_size": log_size,
         }
@@ -517,7 +542,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="postbus-store", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--max-connections", type=int, required=True, metavar="N")
-    parser.add_argument("--shared-buffers", default="256MB", metavar="SIZE")
+    parser.add_argument(
+        "--shared-buffers", metavar="SIZE", help="default: a quarter of the memory limit"
+    )
     parser.add_argument("--volume", type=Path, default=Path("/var/lib/postbus-store"))
     parser.add_argument("--tls-folder", type=Path, default=Path("/etc/postbus-store/tls"))
     parser.add_argument("--auth-folder", type=Path, default=Path("/etc/postbus-store/auth"))

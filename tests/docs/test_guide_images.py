@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from store_image.postbus_store import UNUSABLE, parse
+from store_image.postbus_store import BUFFER_BYTES_UNLIMITED, UNUSABLE, parse
 from tests.dev_bus import ROOT
 from tests.docs.test_docs import FENCE, check_postbus, check_variable
 
@@ -110,6 +110,8 @@ def test_options_and_their_defaults_are_those_of_the_store() -> None:
         default = defaults[name.removeprefix("--").replace("-", "_")]
         if name == "--max-connections":
             assert shown.strip() == "required"
+        elif default is None:
+            assert f"{BUFFER_BYTES_UNLIMITED >> 20}MB without" in shown
         elif isinstance(default, float):
             assert float(shown) == default
         else:

@@ -30,6 +30,7 @@ from store_image.postbus_store import (
     ROOM_BYTES,
     UNUSABLE,
     Volume,
+    buffer_bytes,
     is_verifier_of,
     scram_verifier,
 )
@@ -579,6 +580,25 @@ def test_reserve_takes_the_room_there_is_and_is_given_back_when_the_volume_is_fu
     assert volume.release_reserve()
     assert not volume.reserve.exists()
     assert not volume.release_reserve()
+
+
+@pytest.mark.parametrize(
+    ("limit", "buffers"),
+    [
+        ("1073741824\n", 256 << 20),
+        ("67108864\n", 32 << 20),
+        ("1099511627776\n", 4 << 30),
+        ("max\n", 256 << 20),
+        ("9223372036854771712\n", 256 << 20),
+    ],
+    ids=["1Gi", "64Mi", "1Ti", "none", "none in version 1"],
+)
+def test_buffers_are_a_quarter_of_the_memory_limit(
+    tmp_path: Path, limit: str, buffers: int
+) -> None:
+    (tmp_path / "limit").write_text(limit)
+    assert buffer_bytes([tmp_path / "missing", tmp_path / "limit"]) == buffers
+    assert buffer_bytes([tmp_path / "missing"]) == 256 << 20
 
 
 def test_data_moved_by_pg_upgrade_is_used_although_the_former_is_still_there(
