@@ -79,8 +79,8 @@ ROOT_ENTRIES = {
 }  # fmt: skip
 
 # Folders whose tests do what clients do: over AMQP, HTTP and the control API, with the command
-# line, manifests and documented programs.
-CLIENT_TESTS = ("assembly", "cli", "docs", "edge", "faults", "manifests")
+# line, manifests, resources and documented programs.
+CLIENT_TESTS = ("assembly", "cli", "docs", "edge", "faults", "manifests", "operator")
 
 # Behaviours that only tests below the listeners show: number -> why.
 SHOWN_INSIDE = {

@@ -70,6 +70,7 @@ async def test_a_resource_goes_with_its_idle_entity(cluster: SmallCluster) -> No
     assert cluster.reasons() == ["AutoDeletedOnIdle"]
 
 
+@pytest.mark.behaviour("S123")
 async def test_deletion_protection_does_not_hold_idle_deletion_back(cluster: SmallCluster) -> None:
     queue = idle_queue(cluster, None, operator_spec={"deletionProtection": True})
     await cluster.settle()
