@@ -65,8 +65,8 @@ def test_nothing_differs_after_defaults_and_the_operators_own_fields(server: Api
         server.request("PATCH", f"{path}/status", {"status": STATUS}, MERGE)
     for option in ("", " --server-side --field-manager=kubectl-client-side-apply"):
         run(server, f"{words} diff --filename=-{option}", manifest)
-    changed = {"spec": {"maxDeliveryCount": 3}}
+    changed = {"spec": {"autoDeleteOnIdle": "P1D"}}
     server.request("PATCH", RESOURCES["Queue"].path("healed", "orders"), changed, MERGE)
-    with pytest.raises(AssertionError, match="maxDeliveryCount: 3"):
+    with pytest.raises(AssertionError, match="autoDeleteOnIdle: P1D"):
         run(server, f"{words} diff --filename=-", manifest)
     run(server, "kubectl delete namespace healed --wait=false")
