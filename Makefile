@@ -133,7 +133,7 @@ kube-tools: ## build etcd, kube-apiserver, kubectl and helm; needs go
 
 .PHONY: test-kube
 test-kube: setup kube-tools ## custom resources on a real API server; needs go
-	@$(BIN)/python -m pytest tests/kube -m kube $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest tests/kube -m kube --numprocesses 2 --dist loadfile $(PYTEST_FLAGS)
 
 .PHONY: e2e-up
 e2e-up: ## start a cluster: E2E_CLUSTER=node (as root), kind or existing

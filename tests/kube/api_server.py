@@ -1,6 +1,6 @@
 """A Kubernetes API server on etcd, both on loopback, without nodes and controllers.
 
-Its programs come from `make kube-tools`, or from `POSTBUS_KUBE_BIN`.
+Its programs come from `make kube-tools`, which builds them in `E2E_CACHE`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-BIN: Final = Path(os.environ.get("POSTBUS_KUBE_BIN", ROOT / "e2e" / ".cache" / "bin"))
+BIN: Final = Path(os.environ.get("E2E_CACHE") or ROOT / "e2e" / ".cache") / "bin"
 TOKEN: Final = "token-of-the-tests"
 OPERATOR: Final = "system:serviceaccount:postbus-system:postbus-operator"
 OPERATOR_TOKEN: Final = "token-of-the-operator"

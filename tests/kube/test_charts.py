@@ -502,7 +502,7 @@ def test_network_policy_lets_through_what_the_operator_needs() -> None:
     spec = one(rendered(), "NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     ports = [[port["port"] for port in rule["ports"]] for rule in spec["egress"]]
-    assert ports == [[53, 53], [443, 6443], [9465]]
+    assert ports == [[53, 53], [443, 6443], [9464, 9465]]
     [metrics] = spec["ingress"][0]["from"]
     assert metrics["namespaceSelector"]["matchLabels"] == {"postbus.dev/metrics": "true"}
     [broker] = spec["egress"][2]["to"]
