@@ -35,7 +35,7 @@ from postbus_operator.namespace_deletion import adopt_data, release
 from postbus_operator.namespace_secrets import Settled, ensure_secrets
 from postbus_operator.namespace_status import Look, Trouble, Verdict, namespace_status
 from postbus_operator.objects import Resource
-from postbus_operator.outcome import BackendUnavailable, Outcome
+from postbus_operator.outcome import BackendUnavailable, Event, Outcome
 from postbus_operator.resource_types import (
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
@@ -43,6 +43,7 @@ from postbus_operator.resource_types import (
     STATEFUL_SETS,
     VOLUME_CLAIMS,
 )
+from postbus_operator.status import NamespaceStatus
 from postbus_operator.workloads import claim_size, observed_workload, pod_trouble
 
 STARTING_S: Final = 2.0
@@ -83,11 +84,12 @@ class NamespaceReconciler:
             await self._reconcile(context, look, look.bus)
         keys = look.keys or KeysResult()
         pauses = [keys.retry_s, None if look.is_whole else _pause(look)]
+        status = namespace_status(look)
         return Outcome(
-            namespace_status(look),
+            status,
             is_held(resource),
             retry_s=min((each for each in pauses if each is not None), default=None),
-            events=keys.events,
+            events=(*keys.events, *_events(resource, status)),
         )
 
     async def _reconcile(self, context: Context, look: Look, bus: Bus) -> None:
@@ -333,6 +335,16 @@ def differs(wanted: NamespaceDefinition, found: NamespaceDefinition) -> bool:
     """Return whether a bus has to be told."""
     is_sku = (wanted.sku.name, wanted.sku.capacity) == (found.sku.name, found.sku.capacity)
     return not is_sku or any(getattr(wanted, each) != getattr(found, each) for each in RUN_TIME)
+
+
+def _events(resource: Resource, status: NamespaceStatus) -> list[Event]:
+    """Return an Event if a person is needed for something that was not said before."""
+    said = [each["message"] for each in resource.status.get("conditions", ())]
+    return [
+        Event("Warning", each.reason, each.message)
+        for each in status.conditions
+        if each.type == "Stalled" and each.message not in said
+    ]
 
 
 def _pause(look: Look) -> float | None:

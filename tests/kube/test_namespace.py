@@ -203,6 +203,10 @@ async def test_a_foreign_object_of_the_name_is_left_alone(rig: Rig) -> None:
     stalled = rig.condition("Stalled")
     assert stalled is not None
     assert stalled[1] == "NameTaken"
+    assert rig.outcome is not None
+    assert [each.reason for each in rig.outcome.events] == ["NameTaken"]
+    await rig.look()
+    assert rig.outcome.events == ()
     assert await rig.get(STATEFUL_SETS, "shop-bus-broker") is None
 
 
