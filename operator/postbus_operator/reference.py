@@ -21,7 +21,7 @@ HEAD: Final = f"""\
 <!-- Written by `make crds`. -->
 
 The custom resources of `{API_VERSION}`, as `kubectl explain` shows them. The definitions are in
-[crds](../../crds); `kubectl apply -f crds/` installs them. There is no operator yet: `postbus dev`
+[crds](../../crds), which come with the [operator](kubernetes.md). Without a cluster `postbus dev`
 and `postbus serve` read the same documents as [manifests](getting-started.md).
 
 Fields of Azure Service Bus have its names and defaults. Durations are ISO 8601, such as `PT30S`,
