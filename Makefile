@@ -106,6 +106,7 @@ check: setup ## format, lint, types, layers, unused code
 	$(BIN)/python -m postbus_operator.crdgen --check crds
 	$(BIN)/python -m postbus_operator.reference --check docs/guides/kubernetes-reference.md
 	$(BIN)/python -m postbus_operator.chartgen --check charts docs/alerts.yaml
+	$(BIN)/python -m dashboards.generate --check charts/postbus/dashboards
 
 .PHONY: format
 format: setup ## format the code and apply safe fixes
@@ -170,6 +171,7 @@ crds: setup ## write crds/, their reference and what charts have of them
 	@$(BIN)/python -m postbus_operator.crdgen crds
 	@$(BIN)/python -m postbus_operator.reference docs/guides/kubernetes-reference.md
 	@$(BIN)/python -m postbus_operator.chartgen charts docs/alerts.yaml
+	@$(BIN)/python -m dashboards.generate charts/postbus/dashboards
 
 .PHONY: manifests
 manifests: setup ## write operator/manifests from the chart; needs helm

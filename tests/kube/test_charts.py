@@ -435,6 +435,19 @@ def test_monitoring_is_rendered_on_demand_only() -> None:
     assert one(scoped, "PodMonitor")["spec"]["namespaceSelector"] == {"matchNames": WATCHED}
 
 
+def test_dashboards_are_rendered_on_demand_as_their_files() -> None:
+    assert not any("-dashboard-" in each["metadata"]["name"] for each in rendered(EVERYTHING))
+    folder = ROOT / "charts" / "postbus" / "dashboards"
+    annotations = {"grafana_folder": "Messaging"}
+    made = rendered({"dashboards": {"enabled": True, "annotations": annotations}})
+    found = {}
+    for each in of_kind(made, "ConfigMap"):
+        if each["metadata"]["labels"].get("grafana_dashboard") == "1":
+            assert each["metadata"]["annotations"] == annotations
+            found |= each["data"]
+    assert found == {f"postbus-{path.name}": path.read_text() for path in folder.iterdir()}
+
+
 def test_labels_of_the_chart_stay_on_its_objects() -> None:
     """Operands with the labels of a release would look like a part of it to GitOps tools."""
     made = rendered({"commonLabels": LABEL | {"app.kubernetes.io/name": "mine"}})
