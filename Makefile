@@ -145,8 +145,8 @@ e2e-down: ## end that cluster
 	@e2e/down.sh
 
 .PHONY: e2e
-e2e: setup e2e-up ## end-to-end tests on that cluster, which then ends
-	@e2e/run.sh $(BIN)/python -m pytest e2e/tests $(PYTEST_FLAGS); status=$$?; e2e/down.sh; exit $$status
+e2e: setup ## end-to-end tests on such a cluster, which then ends
+	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m "not slow" $(PYTEST_FLAGS)
 
 .PHONY: test-alerts
 test-alerts: ## the alert rules with Prometheus's own promtool
