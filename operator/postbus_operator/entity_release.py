@@ -27,6 +27,7 @@ from postbus_operator.release import (
     blocked_by_the_bus,
     release,
     release_known,
+    release_unasked,
 )
 
 ATTEMPTS: Final = 5
@@ -44,8 +45,10 @@ async def release_entity(context: Context, resource: Resource) -> Outcome:
         return _freed()
     session = await context.buses.of(bus)
     if session is None or session.trouble is not None:
-        blocked = blocked_by_the_bus(context.buses.trouble_of(bus))
-        return _blocked(context, resource, blocked, retry_s=OUTAGE_RETRY_S)
+        unasked = release_unasked(resource, context.buses.trouble_of(bus))
+        if isinstance(unasked, Free):
+            return _freed()
+        return _blocked(context, resource, unasked, retry_s=OUTAGE_RETRY_S)
     path = path_of(resource, _topic_name(context, resource))
     try:
         return await _release_from(context, session, resource, path)

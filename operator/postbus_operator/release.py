@@ -82,8 +82,17 @@ def release_known(resource: Resource, live: LiveEntity | None) -> Step:
     return Free() if policy is None else Delete(policy, live.version)
 
 
+def release_unasked(resource: Resource, trouble: str) -> Free | Blocked:
+    """Return the step while the bus does not answer. What it never had needs no answer: a bus that
+    cannot start must not hold its entities. If a status was lost, the entity stays as it is.
+    """
+    if resource.status.get("entityId") is None:
+        return Free()
+    return blocked_by_the_bus(trouble)
+
+
 def blocked_by_the_bus(trouble: str) -> Blocked:
-    """Return the step while the bus does not answer."""
+    """Return the step while the bus does not answer for an entity that it has."""
     return Blocked(
         "BackendUnavailable",
         f"the bus does not answer ({trouble}): wait, delete its Namespace, or set the annotation"

@@ -13,7 +13,15 @@ from postbus_operator.idle import is_kept_by_a_tool, policy_of
 from postbus_operator.marks import mark_of
 from postbus_operator.objects import Key, Resource
 from postbus_operator.owners import NoOwner, Owner, is_owner_gone, owner_of, selects
-from postbus_operator.release import AskTheBus, Blocked, Delete, Free, release, release_known
+from postbus_operator.release import (
+    AskTheBus,
+    Blocked,
+    Delete,
+    Free,
+    release,
+    release_known,
+    release_unasked,
+)
 from tests.operator.objects import entity, shown
 
 DELETED = {"deletionTimestamp": "2026-11-23T10:00:00Z", "finalizers": [FINALIZER]}
@@ -77,6 +85,17 @@ def test_protection_and_pause_hold_a_deletion_and_say_what_ends_it() -> None:
         step = release_known(resource, live_of(resource))
         assert isinstance(step, Blocked)
         assert words in step.message
+
+
+def test_bus_that_does_not_answer_holds_only_what_it_has() -> None:
+    assert release_unasked(deleted({}), "no pod is ready") == Free()
+    made = Resource.from_object(
+        "Queue", entity("Queue", "orders", metadata=DELETED) | {"status": {"entityId": "5"}}
+    )
+    step = release_unasked(made, "no pod is ready")
+    assert isinstance(step, Blocked)
+    assert "no pod is ready" in step.message
+    assert "force-release" in step.message
 
 
 @pytest.mark.parametrize("policy", ["DetachOnDelete", "Observe"])
