@@ -40,6 +40,7 @@ FIRST_ANSWER_S: Final = 5.0
 """Longest wait of a look for the first answer of a bus; a list of 10,000 entities takes seconds."""
 
 FIRST_PAUSE_S: Final = 1.0
+LEAST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class BusSession:
         self.is_tried = asyncio.Event()
         """Set after the first attempt to list everything, whatever came of it."""
 
+        self._is_asked_for = asyncio.Event()
         self.list_count = 0
         """Lists of everything so far: after each one the bus may be another one."""
 
@@ -99,6 +101,11 @@ class BusSession:
     def counts_of(self, entity_id: int) -> EntityCounts | None:
         """Return the latest counts of an entity; None while they are not known."""
         return self._counts.get(entity_id)
+
+    def hurry(self) -> None:
+        """Try a bus that does not answer soon again: somebody needs it."""
+        if self.trouble is not None:
+            self._is_asked_for.set()
 
     def note_put(self, path: EntityPath, answer: Applied, mark: str) -> None:
         """Note the answer to a change, so that the feed's report of it wakes nobody."""
@@ -150,7 +157,16 @@ class BusSession:
                 self.trouble = trouble
             self.is_tried.set()
             pause_s = min(self._periods.pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            await self._pause(pause_s * random.uniform(0.5, 1.0))
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait before the next attempt; not longer than a second if somebody asks for the bus."""
+        self._is_asked_for.clear()
+        least_s = min(pause_s, LEAST_PAUSE_S)
+        await asyncio.sleep(least_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s - least_s):
+                await self._is_asked_for.wait()
 
     # --- the feed -------------------------------------------------------------------------------
 
@@ -240,6 +256,7 @@ class BusSessions:
         unreachable only because it was not reached yet.
         """
         session = self._session(bus)
+        session.hurry()
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWER_S):
                 await session.is_tried.wait()

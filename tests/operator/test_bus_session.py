@@ -12,14 +12,16 @@ import pytest
 from postbus.client.control import RequestRefused
 from postbus.contract.control import DeletionPolicy, ProblemType
 from postbus.process.embedded import EmbeddedPostgres
-from postbus_operator.bus_session import Periods
+from postbus_operator.bus_session import BusSessions, Periods
 from postbus_operator.context import LeadershipLost
 from postbus_operator.control_client import Access, BusControl
 from postbus_operator.entity_paths import EntityPath
+from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
-from tests.operator.live_bus import advance, call, control_of, followed, wait_until
+from tests.operator.live_bus import access_to, advance, call, control_of, followed, wait_until
+from tests.operator.objects import shown
 
 pytestmark = pytest.mark.slow
 
@@ -235,6 +237,32 @@ async def test_a_feed_that_is_too_old_is_listed_again(
         assert live is not None
         assert live.entity_id == made.entity_id
         assert bus.session.view.version < 1_000_000
+
+
+async def test_a_bus_that_somebody_asks_for_is_tried_again_at_once(
+    running: ControlledBus,
+) -> None:
+    attempts = 0
+
+    async def read_access() -> Access:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise BackendUnavailable("a Secret of the bus is not there yet")
+        return access_to(running)
+
+    bus = Resource.from_object("Namespace", shown("Namespace", "bus", spec={}))
+    patient = Periods(wait_s=1, pause_s=600)
+    buses = BusSessions(
+        lambda bus: read_access(), 1, lambda bus: True, lambda bus, paths: None, patient
+    )
+    assert await buses.of(bus) is None
+    assert "Secret" in buses.trouble_of(bus)
+    async with asyncio.timeout(10):
+        while await buses.of(bus) is None:
+            await asyncio.sleep(0)
+    assert attempts == 2
+    await buses.close()
 
 
 async def test_a_session_ends_with_its_bus(running: ControlledBus) -> None:
