@@ -233,7 +233,10 @@ class Api:
             self._on_answer(verb, status, time.monotonic() - start)
         if status >= 400:
             raise _error_of(status, data, answer.headers.get("Retry-After"))
-        found: Json = json.loads(data)
+        try:
+            found: Json = json.loads(data)
+        except ValueError:
+            raise ApiUnavailable(status, "NoJson", f"{method} {path}: no JSON") from None
         return found
 
 

@@ -238,10 +238,20 @@ def show_queue(metrics: Metrics, queue: WorkQueue) -> None:
         lambda: float(queue.waiting(time.monotonic())),
     )
     metrics.show(
+        "queue_age_seconds",
+        "Time that the first of them has waited",
+        lambda: _age(queue, time.monotonic()),
+    )
+    metrics.show(
         "reconciles_running",
         "Resources that are looked at now",
         lambda: float(queue.running),
     )
+
+
+def _age(queue: WorkQueue, now: float) -> float:
+    due = queue.next_due()
+    return 0.0 if due is None else max(0.0, now - due)
 
 
 def _now() -> datetime:
