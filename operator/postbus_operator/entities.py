@@ -5,6 +5,7 @@ Decisions are made by `entity_plan`, `release` and `idle`; here they meet the bu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -131,6 +132,8 @@ class _Look:
         self._is_new = False
         self._facts: EntityFacts | None = None
         self._is_lost = False  # nothing that a deletion has left can be restored
+        self._left_out: frozenset[str] = frozenset()
+        """Forwarding fields that the last put had not, even if their target exists by now."""
 
     async def run(self) -> Outcome:
         """Do steps until nothing is left to do, or something must be waited for."""
@@ -235,13 +238,16 @@ class _Look:
         return await self._complete(answer)
 
     async def _put_body(self, step: Put) -> Applied:
-        control = self._session.control
         try:
-            return await control.put(self._path, step.body, self._mark, step.version)
+            return await self._put_one(step.body, step.version)
         except RequestRefused as error:
             if step.fallback is None or error.type is not ProblemType.INVALID:
                 raise
-        return await control.put(self._path, step.fallback, self._mark, step.version)
+        return await self._put_one(step.fallback, step.version)
+
+    async def _put_one(self, body: Mapping[str, Any], version: int | None) -> Applied:
+        self._left_out = frozenset(targets_of(self._resource)) - frozenset(body)
+        return await self._session.control.put(self._path, body, self._mark, version)
 
     def _is_drift(self, former: Any) -> bool:
         """Return whether the entity was as this generation says, and moved since."""
@@ -422,7 +428,7 @@ class _Look:
 
     def _set_targets(self) -> None:
         targets = targets_of(self._resource)
-        missing = sorted({targets[name] for name in self._missing()})
+        missing = sorted({targets[name] for name in self._missing() | self._left_out})
         draft = self._draft
         if missing:
             text = (

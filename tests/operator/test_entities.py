@@ -120,6 +120,31 @@ async def test_two_queues_may_dead_letter_into_each_other(cluster: SmallCluster)
         assert cluster.condition(key, "ForwardTargetsResolved") == ("True", "Resolved")
 
 
+async def test_a_target_that_appears_during_the_creation_is_not_forgotten(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.settle()
+    queue = cluster.apply("Queue", "source", forwardTo="target")
+    target = cluster.apply("Queue", "target")
+    session = await cluster.buses.of(cluster.get(cluster.bus))
+    assert session is not None
+    put = session.control.put
+
+    async def put_while_the_target_appears(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        answer = await put(*arguments)
+        await cluster.look(target)
+        return answer
+
+    monkeypatch.setattr(session.control, "put", put_while_the_target_appears)
+    await cluster.look(queue)
+    assert cluster.condition(queue, "ForwardTargetsResolved")[0] == "False"
+    await cluster.look(queue)
+    assert cluster.condition(queue, "ForwardTargetsResolved") == ("True", "Resolved")
+    found = properties(cluster.running.caller, "queues", "source")
+    assert found["forwardTo"] == "target"
+
+
 async def test_a_missing_target_of_a_known_queue_is_shown_and_other_fields_change(
     cluster: SmallCluster,
 ) -> None:
