@@ -17,7 +17,7 @@ CODE := dataplane operator charts tests bench e2e examples .ci
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^# --- /{gsub(/^# -+ | -+$$/, ""); print "\n" $$0} \
-		/^[a-z-]+:.*## /{printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+		/^[a-z0-9-]+:.*## /{printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # --- first --------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ test-kube: setup kube-tools ## custom resources on a real API server; needs go
 	@$(BIN)/python -m pytest tests/kube -m kube --numprocesses 2 --dist loadfile $(PYTEST_FLAGS)
 
 .PHONY: e2e-up
-e2e-up: ## start a cluster: E2E_CLUSTER=node (as root), kind or existing
+e2e-up: ## start a cluster: E2E_CLUSTER=node (root), kind or existing
 	@e2e/up.sh
 
 .PHONY: e2e-down
