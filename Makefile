@@ -134,6 +134,7 @@ kube-tools: ## build etcd, kube-apiserver, kubectl and helm; needs go
 
 .PHONY: test-kube
 test-kube: setup kube-tools ## custom resources on a real API server; needs go
+	@$(MAKE) --no-print-directory metrics-tools || echo "no dashboards without prometheus" >&2
 	@$(BIN)/python -m pytest tests/kube -m kube --numprocesses 2 --dist loadfile $(PYTEST_FLAGS)
 
 .PHONY: e2e-up
@@ -148,9 +149,12 @@ e2e-down: ## end that cluster
 e2e: setup ## end-to-end tests on such a cluster, which then ends
 	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m "not slow" $(PYTEST_FLAGS)
 
-.PHONY: test-alerts
-test-alerts: ## the alert rules with Prometheus's own promtool
+.PHONY: metrics-tools
+metrics-tools: ## unpack prometheus and promtool; needs Debian
 	@command -v promtool >/dev/null || e2e/install.sh metrics
+
+.PHONY: test-alerts
+test-alerts: metrics-tools ## the alert rules with Prometheus's own promtool
 	$(PROMTOOL) check rules docs/alerts.yaml
 	$(PROMTOOL) test rules tests/alerts_test.yaml
 
@@ -181,6 +185,10 @@ manifests: setup ## write operator/manifests from the chart; needs helm
 
 HELM ?= $(or $(shell command -v helm),$(or $(E2E_CACHE),e2e/.cache)/bin/helm)
 RENDERED := operator/manifests/rendered.tmp
+
+.PHONY: dashboard
+dashboard: setup kube-tools metrics-tools ## draw the dashboards of a loaded bus, three minutes
+	@$(BIN)/python -m tests.kube.draw_dashboards docs/images
 
 .PHONY: lock
 lock: setup ## compile the lock files from pyproject.toml

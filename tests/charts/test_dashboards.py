@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import promql_parser
 import pytest
 
+from dashboards.drawing import Found, drawing, shown
 from dashboards.generate import main, texts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -99,3 +101,46 @@ def test_links_lead_to_dashboards() -> None:
     assert len(ids) == len(texts())
     text = "".join(texts().values())
     assert set(re.findall(r"/d/([\w-]+)", text)) <= ids
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+@every_dashboard
+def test_every_panel_is_drawn(name: str) -> None:
+    made = dashboard(name)
+    asked = []
+
+    def ask(target: dict[str, Any]) -> list[Found]:
+        asked.append(target)
+        points = [(1_700_000_000.0 + at, at % 7 * 1_000.0) for at in range(60)]
+        labels = {"namespace": "team-a", "bus": "<shop>"}
+        return [Found(f"a & {each}", labels, points) for each in range(2)][: asked_series(target)]
+
+    def asked_series(target: dict[str, Any]) -> int:
+        return 1 if target.get("instant") else 2
+
+    picture = ElementTree.fromstring(drawing(made, ask))
+    said = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    for panel in made["panels"]:
+        assert any(panel["title"] in each for each in said)
+    assert len(asked) == sum(len(panel.get("targets", ())) for panel in made["panels"])
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "s", "0 s"),
+        (0.0125, "s", "12.5 ms"),
+        (90, "s", "1.5 min"),
+        (397 * 86_400, "s", "397 d"),
+        (1_536, "bytes", "1.5 KiB"),
+        (4_440, "short", "4.44 K"),
+        (17, "none", "17"),
+        (0.198, "percentunit", "19.8%"),
+        (350, "mps", "350 msg/s"),
+        (float("nan"), "s", "-"),
+    ],
+)
+def test_values_are_shown_in_their_unit(value: float, unit: str, text: str) -> None:
+    assert shown(value, unit) == text

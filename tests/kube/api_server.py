@@ -154,7 +154,7 @@ def api_server() -> Iterator[ApiServer]:
     """Run a server until the context ends; nothing of it stays."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="postbus-kube-")))
-        etcd, peer, port = _free_ports(3)
+        etcd, peer, port = free_ports(3)
         stack.enter_context(
             _running(
                 folder / "etcd.log",
@@ -234,7 +234,8 @@ def _write_keys(folder: Path) -> None:
     (folder / "audit-policy.json").write_text(json.dumps(policy))
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody uses at this moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
