@@ -185,11 +185,8 @@ def data_of(context: Context, namespace: str, bus: str) -> list[Mapping[str, Any
 
 async def adopt_data(context: Context, bus: Bus, look: Look, writer: ChildWriter) -> bool:
     """Take over what a former resource of the name left; return False while it goes instead."""
-    former = [
-        each
-        for each in data_of(context, bus.key.namespace, bus.name)
-        if _created(each) < look.resource.created_at
-    ]
+    found = data_of(context, bus.key.namespace, bus.name)
+    former = [each for each in found if _created(each) < look.resource.created_at]
     if look.resource.annotations.get(START_EMPTY) == "true" and former:
         for each in former:
             if not each["metadata"].get("deletionTimestamp"):
@@ -197,7 +194,7 @@ async def adopt_data(context: Context, bus: Bus, look: Look, writer: ChildWriter
         text = f"waits for {len(former)} volumes and keys of a former bus to go"
         look.troubles.append(Trouble("storage", "Deleting", text, is_stalled=False))
         return False
-    for each in former:
+    for each in found:
         if PURGE_AT in _annotations(each):
             change = {"metadata": {"annotations": {PURGE_AT: None}}}
             name = each["metadata"]["name"]
