@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusAuthorizationError
 
 PACE_S = 0.02
 CLIENT_S = 4.0
@@ -45,15 +44,12 @@ class Account:
     """Received after its completion had been confirmed."""
 
     troubles: list[tuple[float, str]] = field(default_factory=list)
-    unauthorized: int = 0
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """Beginning and length of each time without an accepted message."""
 
     delivery_gap: float = 0.0
 
     def note(self, where: str, error: Exception) -> None:
-        if isinstance(error, (ServiceBusAuthenticationError, ServiceBusAuthorizationError)):
-            self.unauthorized += 1
         text = f"{where}: {type(error).__name__}: {error}"[:240]
         self.troubles.append((round(time.time(), 2), text))
 
@@ -67,7 +63,6 @@ class Account:
             "completed_twice": sorted(self.again)[:20],
             "strange": sorted(set(self.received) - set(self.accepted) - self.unknown)[:20],
             "redelivered": sum(count > 1 for count in self.received.values()),
-            "unauthorized": self.unauthorized,
             "gaps": [gap for gap in self.gaps if gap[1] > 0.5],
             "refused_for": max((length for _, length in self.gaps), default=0.0),
             "not_delivered_for": round(self.delivery_gap, 2),
