@@ -39,6 +39,7 @@ from postbus_operator.resource_types import (
     VOLUME_CLAIMS,
     type_of,
 )
+from postbus_operator.workloads import observed_workload
 
 PURGE_AT: Final = "postbus.dev/purge-at"
 """Time at which data without a resource is deleted."""
@@ -79,8 +80,7 @@ async def release(context: Context, resource: Resource) -> Outcome:
 
 
 async def _delete_if_empty(context: Context, resource: Resource) -> Outcome:
-    was_used = resource.status.get("version") is not None
-    if not was_used:
+    if not _may_have_messages(context, resource):
         return await _let_go(context, resource)
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -104,6 +104,17 @@ async def _delete_if_empty(context: Context, resource: Resource) -> Outcome:
         return _blocked(context, resource, "BackendUnavailable", text, RETRY_S)
     text = f"volumes and keys of the bus are kept, as it did not say that it is empty: {trouble}"
     return _released(text, "EmptinessUnknown")
+
+
+def _may_have_messages(context: Context, resource: Resource) -> bool:
+    """Return whether a bus has answered, has data of a former one, or takes messages unasked."""
+    namespace, bus = resource.key.namespace, child_name(resource.key.name)
+    brokers = context.cache.find(STATEFUL_SETS, namespace, f"{bus}-broker")
+    return (
+        resource.status.get("version") is not None
+        or bool(_former(context, resource))
+        or (brokers is not None and observed_workload(brokers).ready > 0)
+    )
 
 
 def _may_answer(context: Context, resource: Resource) -> bool:
@@ -185,21 +196,37 @@ def data_of(context: Context, namespace: str, bus: str) -> list[Mapping[str, Any
 
 async def adopt_data(context: Context, bus: Bus, look: Look, writer: ChildWriter) -> bool:
     """Take over what a former resource of the name left; return False while it goes instead."""
-    found = data_of(context, bus.key.namespace, bus.name)
-    former = [each for each in found if _created(each) < look.resource.created_at]
-    if look.resource.annotations.get(START_EMPTY) == "true" and former:
+    former = _former(context, look.resource)
+    starts_empty = look.resource.annotations.get(START_EMPTY) == "true"
+    if starts_empty and former and not _has_begun(context, look.resource):
         for each in former:
             if not each["metadata"].get("deletionTimestamp"):
                 await _delete(context, each)
         text = f"waits for {len(former)} volumes and keys of a former bus to go"
         look.troubles.append(Trouble("storage", "Deleting", text, is_stalled=False))
         return False
-    for each in found:
+    for each in data_of(context, bus.key.namespace, bus.name):
         if PURGE_AT in _annotations(each):
             change = {"metadata": {"annotations": {PURGE_AT: None}}}
             name = each["metadata"]["name"]
             await writer.patch(type_of(each), name, change, "storage", "")
     return True
+
+
+def _former(context: Context, resource: Resource) -> list[Mapping[str, Any]]:
+    """Return the data that is older than a resource."""
+    found = data_of(context, resource.key.namespace, child_name(resource.key.name))
+    return [each for each in found if _created(each) < resource.created_at]
+
+
+def _has_begun(context: Context, resource: Resource) -> bool:
+    """Return whether a bus was made of a resource: its data is in use, however old it is."""
+    children = context.cache.children_of(resource.key.namespace, child_name(resource.key.name))
+    return any(
+        owner["uid"] == resource.uid
+        for each in children
+        for owner in each["metadata"].get("ownerReferences") or ()
+    )
 
 
 async def keep_sweeping(context: Context) -> None:
@@ -221,10 +248,10 @@ async def sweep(context: Context) -> None:
     for type in (SECRETS, VOLUME_CLAIMS):
         for key in context.cache.keys_of(type, None):
             found = context.cache.find(*key)
-            end = None if found is None else _annotations(found).get(PURGE_AT)
-            if found is None or end is None or (key.namespace, bus_label(found)) in alive:
+            end, bus = (None, None) if found is None else (_end_of(found), bus_label(found))
+            if found is None or end is None or bus is None or (key.namespace, bus) in alive:
                 continue
-            if datetime.fromisoformat(end) <= context.now():
+            if end <= context.now():
                 await _delete(context, found)
 
 
@@ -261,6 +288,14 @@ async def _delete(context: Context, found: Mapping[str, Any]) -> None:
 def _annotations(found: Mapping[str, Any]) -> Mapping[str, str]:
     said: Mapping[str, str] = found["metadata"].get("annotations") or {}
     return said
+
+
+def _end_of(found: Mapping[str, Any]) -> datetime | None:
+    """Return the time of the end; None without one, or with a text that somebody else wrote."""
+    try:
+        return datetime.strptime(_annotations(found).get(PURGE_AT, ""), "%Y-%m-%dT%H:%M:%S%z")
+    except ValueError:
+        return None
 
 
 def _created(found: Mapping[str, Any]) -> datetime:

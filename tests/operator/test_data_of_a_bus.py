@@ -1,0 +1,163 @@
+"""Volumes and keys of a bus go when they are to go, and never else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from postbus_operator.api import Api
+from postbus_operator.cache import Cache
+from postbus_operator.child_writer import ChildWriter
+from postbus_operator.children.bus import Bus
+from postbus_operator.context import Context
+from postbus_operator.namespace_deletion import PURGE_AT, adopt_data, release, sweep
+from postbus_operator.namespace_status import Look
+from postbus_operator.objects import Key, Resource
+from postbus_operator.resource_types import ResourceType
+from postbus_operator.settings import Settings
+from tests.operator.buses import bus_of
+from tests.operator.objects import shown
+
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+BEFORE, AFTER = "2026-11-23T11:00:00Z", "2026-11-23T13:00:00Z"
+KEY = Key("Namespace", "shop", "bus")
+
+
+@dataclass
+class Writes:
+    """Notes deletions and changes."""
+
+    deleted: list[str] = field(default_factory=list)
+    patched: list[str] = field(default_factory=list)
+
+    async def delete(self, _type: ResourceType, _namespace: str, name: str, *, uid: str) -> bool:
+        assert uid == f"uid-of-{name}"
+        self.deleted.append(name)
+        return True
+
+    async def patch(self, _type: ResourceType, _namespace: str, name: str, _change: Any) -> None:
+        self.patched.append(name)
+
+
+class Silence:
+    """No bus answers."""
+
+    async def of(self, _bus: Resource) -> None:
+        return None
+
+    def trouble_of(self, _bus: Resource) -> str:
+        return "no answer"
+
+
+def secret(name: str, purge_at: str | None = None, bus: str | None = "bus") -> dict[str, Any]:
+    labels = {} if bus is None else {"postbus.dev/bus": bus}
+    annotations = {} if purge_at is None else {PURGE_AT: purge_at}
+    return shown("Secret", name, metadata={"labels": labels, "annotations": annotations})
+
+
+def broker(owner: str, ready: int = 0) -> dict[str, Any]:
+    reference = {
+        "apiVersion": "postbus.dev/v1alpha1",
+        "kind": "Namespace",
+        "name": "bus",
+        "uid": owner,
+    }
+    metadata = {"labels": {"postbus.dev/bus": "bus"}, "ownerReferences": [reference]}
+    status = {"readyReplicas": ready, "replicas": 1}
+    spec = {"replicas": 1}
+    return shown("StatefulSet", "bus-broker", metadata=metadata, spec=spec, status=status)
+
+
+def namespace(created: str, **metadata: Any) -> dict[str, Any]:
+    return shown("Namespace", "bus", metadata={"creationTimestamp": created} | metadata)
+
+
+def context_of(*objects: dict[str, Any]) -> tuple[Context, Writes]:
+    cache, writes = Cache(), Writes()
+    for each in objects:
+        cache.observe(each)
+    settings = Settings(image="postbus:dev", store_image="postbus-store:dev")
+    made = Context(
+        settings=settings,
+        api=cast("Api", writes),
+        cache=cache,
+        buses=cast("Any", Silence()),
+        epoch=1,
+        now=lambda: NOON,
+        wake=lambda key, seconds: None,
+    )
+    return made, writes
+
+
+def resource_of(context: Context) -> Resource:
+    found = context.cache.get(KEY)
+    assert found is not None
+    return found
+
+
+async def adopt(context: Context) -> bool:
+    look = Look(resource_of(context), NOON)
+    bus: Bus = bus_of({}, "bus", "shop")
+    return await adopt_data(context, bus, look, ChildWriter(context, bus, look, is_observing=False))
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-11-23", "2026-11-23T11:00:00", "1e9"])
+async def test_a_time_that_somebody_wrote_ends_neither_the_data_nor_the_sweep(text: str) -> None:
+    """Whoever may write a Secret in some namespace must not stop the operator of the cluster."""
+    context, writes = context_of(secret("a-key", text), secret("bus-key", BEFORE))
+    await sweep(context)
+    assert writes.deleted == ["bus-key"]
+
+
+async def test_only_data_of_a_bus_is_swept() -> None:
+    context, writes = context_of(secret("copy", BEFORE, bus=None), secret("later", AFTER))
+    await sweep(context)
+    assert writes.deleted == []
+
+
+async def test_a_new_bus_starts_empty() -> None:
+    asked = namespace(BEFORE, annotations={"postbus.dev/start-empty": "true"})
+    for old in ((), (broker("uid-of-former"),)):
+        context, writes = context_of(asked, secret("bus-sealing-key"), *old)
+        assert not await adopt(context)
+        assert writes.deleted == ["bus-sealing-key"]
+
+
+async def test_a_bus_that_has_taken_over_data_keeps_it() -> None:
+    """The annotation is for a new resource: on one in use it must not delete what is in use."""
+    asked = namespace(BEFORE, annotations={"postbus.dev/start-empty": "true"})
+    context, writes = context_of(asked, secret("bus-sealing-key"), broker("uid-of-bus"))
+    assert await adopt(context)
+    assert writes.deleted == []
+
+
+def going(**metadata: Any) -> dict[str, Any]:
+    return namespace(
+        "2026-11-23T08:00:00Z",
+        deletionTimestamp="2026-11-23T12:00:00Z",
+        finalizers=["postbus.dev/finalizer"],
+        **metadata,
+    )
+
+
+async def test_a_bus_that_never_was_goes_with_its_data() -> None:
+    context, writes = context_of(going(), secret("bus-sealing-key"), broker("uid-of-bus"))
+    await release(context, resource_of(context))
+    assert writes.patched == ["bus-sealing-key"]
+
+
+async def test_a_bus_is_asked_if_it_may_have_messages_although_it_never_answered() -> None:
+    """It has the data of a former one, or its applications reach it and the operator does not."""
+    adopted = going() | {}
+    adopted["metadata"] = adopted["metadata"] | {"creationTimestamp": BEFORE}
+    for objects in (
+        (adopted, secret("bus-sealing-key"), broker("uid-of-bus")),
+        (going(), secret("bus-sealing-key"), broker("uid-of-bus", ready=1)),
+    ):
+        context, writes = context_of(*objects)
+        outcome = await release(context, resource_of(context))
+        assert outcome.has_finalizer
+        assert writes.patched == []
