@@ -43,6 +43,9 @@ BACKDATE: Final = timedelta(hours=1)
 """For clients with a slow clock."""
 
 MAX_COMMON_NAME: Final = 64
+OUR_SUBJECT: Final = "Postbus "
+"""Beginning of the common name of each authority that is made here."""
+
 Data = Mapping[str, bytes]
 
 
@@ -98,6 +101,8 @@ class Authority:
             if not data.get(name):
                 raise CertificateInvalid(f"{name} is missing")
         current = Pair(data[CERTIFICATE], data[KEY])
+        if not _is_made_here(current.parsed):
+            raise CertificateInvalid(f"{CERTIFICATE} is no authority of a bus: rename its Secret")
         following = None
         if data.get(NEXT_CERTIFICATE) and data.get(NEXT_KEY):
             following = Pair(data[NEXT_CERTIFICATE], data[NEXT_KEY])
@@ -236,11 +241,17 @@ def _is_good(former: Data, authority: Authority, names: Sequence[str], now: date
 def _made_authority(name: str, now: datetime) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     suffix = f" {now:%Y%m%d%H%M%S}"
-    subject = _subject(f"Postbus {name}"[: MAX_COMMON_NAME - len(suffix)] + suffix)
+    subject = _subject(f"{OUR_SUBJECT}{name}"[: MAX_COMMON_NAME - len(suffix)] + suffix)
     made = _builder(subject, subject, key.public_key(), now, now + AUTHORITY_LIFE, key)
     made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     made = made.add_extension(_usage(is_authority=True), critical=True)
     return _pair(made, key, key)
+
+
+def _is_made_here(certificate: x509.Certificate) -> bool:
+    """Return whether a certificate is an authority that `_made_authority` has made."""
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return any(str(each.value).startswith(OUR_SUBJECT) for each in names)
 
 
 def _made_leaf(authority: Authority, names: Sequence[str], now: datetime) -> Pair:

@@ -229,3 +229,12 @@ def test_a_damaged_authority_is_not_replaced(name: str) -> None:
         Authority.from_data(data | {name: b"garbage"})
     with pytest.raises(CertificateInvalid):
         Authority.from_data(data | {name: b""})
+
+
+def test_an_authority_of_somebody_else_is_not_taken_over() -> None:
+    """A Secret may have the name by chance: it must be neither used, nor renewed, nor deleted."""
+    made = new_authority("shop", NOON)
+    assert Authority.from_data(made.data()) == made
+    server = leaf_data(made, NAMES, NOON, None)
+    with pytest.raises(CertificateInvalid, match="no authority of a bus"):
+        Authority.from_data(server)
