@@ -80,7 +80,8 @@ def admits(
         case "All":
             return True
         case "Selector":
-            return selects(allowed.get("selector") or {}, labels_of(namespace))
+            labels = labels_of(namespace)  # Each namespace has one; none: they may not be read.
+            return bool(labels) and selects(allowed.get("selector") or {}, labels)
         case _:
             return False
 
