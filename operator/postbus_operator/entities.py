@@ -60,7 +60,7 @@ async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     if isinstance(owner, NoOwner):
         return _waiting(resource, draft, owner)
     draft.set("OwnerResolved", "True", "Resolved", f"belongs to {owner.direct.key}")
-    winner = min(context.cache.claimants(resource), key=lambda each: (each.created_at, each.uid))
+    winner = min(_claims(context, resource), key=lambda each: (each.created_at, each.uid))
     if winner.key != resource.key:
         text = f"{winner.key} is older and has the entity: set another entityName, or delete one"
         return _taken(resource, draft, text)
@@ -68,6 +68,16 @@ async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     if session is None or session.trouble is not None:
         raise BackendUnavailable(context.buses.trouble_of(owner.bus))
     return await _Look(context, resource, owner, session, draft).run()
+
+
+def _claims(context: Context, resource: Resource) -> list[Resource]:
+    """Return the resources that stand for the same entity and that the bus admits."""
+    cache = context.cache
+    return [
+        each
+        for each in cache.claimants(resource)
+        if isinstance(owner_of(each, cache.get, cache.labels_of_namespace), Owner)
+    ]
 
 
 # --- outcomes -----------------------------------------------------------------------------------
