@@ -19,7 +19,8 @@ from e2e.tests.manifests import queue, subscription, topic
 NAME: Final = "e2e-bus"
 DELETED_S: Final = 10.0
 CLUSTER_NAMESPACE_S: Final = 60.0
-"""Kubernetes deletes pods of a cluster namespace with their grace period."""
+"""Measured: 12 s until the pods are gone, 16 s until Kubernetes looks at the custom resources
+again, which are gone at once then."""
 
 ORDERS: Final = ("bus-first", "entities-first", "secrets-first", "all-at-once", "namespace")
 ENTITIES: Final = ("sbq/orders", "sbt/events", "sbsub/all")
