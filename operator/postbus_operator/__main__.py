@@ -15,6 +15,10 @@ from postbus_operator.log_format import set_up_logging
 from postbus_operator.process import run
 from postbus_operator.settings import PREFIX, Settings, SettingsError, load_settings
 
+NESTING: Final = 100_000
+"""Limit of Python's recursion, which decoding JSON counts, too. The API server takes values that
+are nested 10,000 deep in fields without a schema; a list that cannot be read ends the operator."""
+
 UNUSABLE: Final = 3
 """Exit code for settings that cannot be used, as that of the broker."""
 
@@ -30,6 +34,7 @@ def main() -> int:
     )
     parser.add_argument("--version", action="version", version=postbus.__version__)
     parser.parse_args()
+    sys.setrecursionlimit(NESTING)
     try:
         settings = load_settings()
         set_up_logging(settings.log_format, settings.log_level)
