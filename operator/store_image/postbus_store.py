@@ -293,6 +293,9 @@ class Server:
         self.prepared = self.sockets / "prepared"
         """Mark that the probes look for."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_recovering = False
+        """The reserve was released for a server that had ended, or was about to."""
+
         self._lock = -1
         self._password = ""
         self._digest = b""
@@ -401,8 +404,9 @@ class Server:
             code = self._process.poll()
             if code is not None:
                 self._expect_start()
-                if not self.volume.release_reserve():
+                if not (self.volume.release_reserve() or self._is_recovering):
                     return code if code > 0 else 1
+                self._is_recovering = False
                 self._launch()
             if came == signal.SIGCHLD:  # a program that was waited for
                 continue
@@ -461,11 +465,17 @@ class Server:
         self.prepared.touch()
 
     def _follow_room(self) -> None:
-        """Let a server recover that ended in panic on a full volume; else keep the reserve."""
-        if self.volume.free_bytes() >= ROOM_BYTES or self._is_answering():
-            self.volume.fill_reserve()
-        elif self.volume.release_reserve():
+        """Let a server recover that ended in panic on a full volume; else keep the reserve.
+
+        While a server starts, it may need what is free for its recovery.
+        """
+        is_full = self.volume.free_bytes() < ROOM_BYTES
+        if is_full and not self._is_answering():
+            self._is_recovering |= self.volume.release_reserve()
             self._expect_start()
+        elif self.prepared.exists():
+            self.volume.fill_reserve()
+            self._is_recovering = False
 
     def _is_answering(self) -> bool:
         done = subprocess.run(
