@@ -104,8 +104,8 @@ check: setup ## format, lint, types, layers, unused code
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.unused_definitions
 	$(BIN)/python -m postbus_operator.crdgen --check crds
-	$(BIN)/python -m postbus_operator.reference --check docs/guides/kubernetes-reference.md
-	$(BIN)/python -m postbus_operator.chartgen --check charts docs/alerts.yaml
+	$(BIN)/python -m postbus_operator.generate.reference --check docs/guides/kubernetes-reference.md
+	$(BIN)/python -m postbus_operator.generate.chartgen --check charts docs/alerts.yaml
 	$(BIN)/python -m dashboards.generate --check charts/postbus/dashboards
 
 .PHONY: format
@@ -173,14 +173,14 @@ openapi: setup ## write docs/openapi.json from the table of the control API
 .PHONY: crds
 crds: setup ## write crds/, their reference and what charts have of them
 	@$(BIN)/python -m postbus_operator.crdgen crds
-	@$(BIN)/python -m postbus_operator.reference docs/guides/kubernetes-reference.md
-	@$(BIN)/python -m postbus_operator.chartgen charts docs/alerts.yaml
+	@$(BIN)/python -m postbus_operator.generate.reference docs/guides/kubernetes-reference.md
+	@$(BIN)/python -m postbus_operator.generate.chartgen charts docs/alerts.yaml
 	@$(BIN)/python -m dashboards.generate charts/postbus/dashboards
 
 .PHONY: manifests
 manifests: setup ## write operator/manifests from the chart; needs helm
 	@$(HELM) template postbus charts/postbus --namespace postbus-system > $(RENDERED)
-	@$(BIN)/python -m postbus_operator.plain_manifests < $(RENDERED) > operator/manifests/operator.yaml
+	@$(BIN)/python -m postbus_operator.generate.plain_manifests < $(RENDERED) > operator/manifests/operator.yaml
 	@rm $(RENDERED)
 
 HELM ?= $(or $(shell command -v helm),$(or $(E2E_CACHE),e2e/.cache)/bin/helm)

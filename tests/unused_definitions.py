@@ -29,7 +29,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
     "postbus.edge.atom.xml_text._Builder.start_ns": "the XML parser calls it",
     "postbus.process.embedded.EmbeddedPostgres.restart": "fault tests restart the server of a bus",
     "postbus.process.metrics.BusCollector.describe": "the registry of prometheus_client calls it",
-    "postbus_operator.watch_session._Heard.iter_chunked": "kopf reads watches with it",
+    "postbus_operator.kube.watch_session._Heard.iter_chunked": "kopf reads watches with it",
 }
 """Definitions that the product does not refer to -> why they stay."""
 

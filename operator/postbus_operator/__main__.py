@@ -11,8 +11,8 @@ from typing import Final
 from kubernetes.aio.config import ConfigException
 
 import postbus
-from postbus_operator.log_format import set_up_logging
-from postbus_operator.process import run
+from postbus_operator.running.log_format import set_up_logging
+from postbus_operator.running.process import run
 from postbus_operator.settings import PREFIX, Settings, SettingsError, load_settings
 
 NESTING: Final = 100_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from postbus_operator.api import Api
-from postbus_operator.cache import Cache
+from postbus_operator.kube.api import Api
+from postbus_operator.kube.cache import Cache
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import Outcome
 from postbus_operator.settings import Settings

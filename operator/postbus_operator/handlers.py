@@ -9,8 +9,8 @@ from typing import Any
 
 import kopf
 
-from postbus_operator.observer import Observer
-from postbus_operator.watches import watched_types
+from postbus_operator.kube.observer import Observer
+from postbus_operator.kube.watches import watched_types
 
 
 async def observe(memo: Observer, event: kopf.RawEvent, **_: Any) -> None:

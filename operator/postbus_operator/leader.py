@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from postbus_operator.api import Api, ApiError, Conflict, NotFound
 from postbus_operator.context import LeadershipLost
-from postbus_operator.resource_types import LEASES
+from postbus_operator.kube.api import Api, ApiError, Conflict, NotFound
+from postbus_operator.kube.resource_types import LEASES
 
 TRANSITION_BITS: Final = 24
 TRANSITIONS: Final = (1 << TRANSITION_BITS) - 1

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from postbus_operator.context import Reconciler
-from postbus_operator.entities import reconcile_entity
-from postbus_operator.namespace import reconcile_namespace
+from postbus_operator.entities.reconciler import reconcile_entity
+from postbus_operator.namespaces.reconciler import reconcile_namespace
 
 RECONCILERS: Final[Mapping[str, Reconciler]] = {
     "Namespace": reconcile_namespace,

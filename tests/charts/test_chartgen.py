@@ -12,8 +12,9 @@ import pytest
 import yaml
 from pydantic.alias_generators import to_camel
 
-from postbus_operator import chartgen
-from postbus_operator.chartgen import (
+from postbus_operator.crdgen import texts
+from postbus_operator.generate import chartgen
+from postbus_operator.generate.chartgen import (
     CRD_CHART,
     DERIVED,
     OPERATOR_CHART,
@@ -21,7 +22,6 @@ from postbus_operator.chartgen import (
     described_values,
     main,
 )
-from postbus_operator.crdgen import texts
 from postbus_operator.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent

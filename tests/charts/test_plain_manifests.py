@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from postbus_operator.plain_manifests import NAMESPACE, plain_manifests
+from postbus_operator.generate.plain_manifests import NAMESPACE, plain_manifests
 
 RENDERED = """
 ---

@@ -12,7 +12,7 @@ import yaml
 from azure.servicebus import ServiceBusMessage
 
 from postbus.process.embedded import EmbeddedPostgres
-from postbus_operator.key_secrets import secret_name
+from postbus_operator.keys.contents import secret_name
 from postbus_operator.objects import Key
 from tests.charts.programs import PROGRAMS, program, secret_of, tls_bus
 from tests.dev_bus import ROOT

@@ -15,16 +15,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from postbus_operator.api import Api
-from postbus_operator.bus_session import BusSession
-from postbus_operator.cache import Cache
-from postbus_operator.connection import api_client
+from postbus_operator.bus.control_client import BusControl
+from postbus_operator.bus.session import BusSession
 from postbus_operator.context import Context
-from postbus_operator.control_client import BusControl
-from postbus_operator.namespace import NamespaceReconciler
-from postbus_operator.objects import Key, Resource
-from postbus_operator.outcome import Outcome
-from postbus_operator.resource_types import (
+from postbus_operator.kube.api import Api
+from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.connection import api_client
+from postbus_operator.kube.resource_types import (
     CHILDREN,
     RESOURCES,
     SECRETS,
@@ -32,6 +29,9 @@ from postbus_operator.resource_types import (
     VOLUME_CLAIMS,
     ResourceType,
 )
+from postbus_operator.namespaces.reconciler import NamespaceReconciler
+from postbus_operator.objects import Key, Resource
+from postbus_operator.outcome import Outcome
 from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus
 from tests.kube.api_server import ApiError, ApiServer

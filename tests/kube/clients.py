@@ -8,8 +8,8 @@ from typing import Any
 
 from kubernetes.aio.client import Configuration
 
-from postbus_operator.api import Api
-from postbus_operator.connection import api_client, load_configuration
+from postbus_operator.kube.api import Api
+from postbus_operator.kube.connection import api_client, load_configuration
 from tests.kube.api_server import TOKEN, ApiServer
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from kubernetes.aio.client import Configuration
 
 from postbus_operator.context import Buses, Context, Reconciler
-from postbus_operator.health import Health
-from postbus_operator.leading import Parts, lead
-from postbus_operator.metrics import Metrics
+from postbus_operator.kube.resource_types import RESOURCES
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import Outcome
-from postbus_operator.resource_types import RESOURCES
+from postbus_operator.running.health import Health
+from postbus_operator.running.leading import Parts, lead
+from postbus_operator.running.metrics import Metrics
 from postbus_operator.settings import Settings
 from tests.kube.api_server import ApiError, ApiServer
 

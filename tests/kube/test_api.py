@@ -10,9 +10,17 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from postbus_operator.annotations import FINALIZER, WATCH_LABEL
-from postbus_operator.api import PAGE, Api, ApiUnavailable, Conflict, Forbidden, Invalid, NotFound
-from postbus_operator.connection import load_configuration
-from postbus_operator.resource_types import (
+from postbus_operator.kube.api import (
+    PAGE,
+    Api,
+    ApiUnavailable,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+)
+from postbus_operator.kube.connection import load_configuration
+from postbus_operator.kube.resource_types import (
     CLUSTER_NAMESPACES,
     CONFIG_MAPS,
     LEASES,

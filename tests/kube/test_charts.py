@@ -10,7 +10,13 @@ from typing import Final
 import pytest
 import yaml
 
-from postbus_operator.resource_types import CHILDREN, CLUSTER_NAMESPACES, EVENTS, PODS, RESOURCES
+from postbus_operator.kube.resource_types import (
+    CHILDREN,
+    CLUSTER_NAMESPACES,
+    EVENTS,
+    PODS,
+    RESOURCES,
+)
 from tests.kube.api_server import OPERATOR, ROOT, ApiError, ApiServer
 from tests.kube.conftest import CRDS, DEFINITIONS
 from tests.kube.helm import SYSTEM, Object, Values, helm, of_kind, one, rendered

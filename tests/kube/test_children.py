@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from postbus_operator.children import desired
 from postbus_operator.children.bus import Bus
 from postbus_operator.children.comparison import is_current, with_digest
-from postbus_operator.resource_types import type_of
-from postbus_operator.slimming import slim
+from postbus_operator.kube.resource_types import type_of
+from postbus_operator.kube.slimming import slim
 from tests.kube.api_server import ApiServer
 from tests.operator.buses import bus_of, buses
 

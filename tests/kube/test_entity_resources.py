@@ -20,10 +20,10 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from kubernetes.aio.client import Configuration
 
 from postbus.process.embedded import EmbeddedPostgres
-from postbus_operator.bus_access import open_sessions
-from postbus_operator.bus_session import Periods
-from postbus_operator.entities import reconcile_entity
-from postbus_operator.resource_types import EVENTS, RESOURCES, SECRETS
+from postbus_operator.bus.access import open_sessions
+from postbus_operator.bus.session import Periods
+from postbus_operator.entities.reconciler import reconcile_entity
+from postbus_operator.kube.resource_types import EVENTS, RESOURCES, SECRETS
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
 from tests.kube.api_server import ApiError, ApiServer

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from postbus_operator.annotations import FINALIZER
-from postbus_operator.resource_types import RESOURCES
+from postbus_operator.kube.resource_types import RESOURCES
 from tests.kube.api_server import ROOT, ApiServer
 from tests.kube.guides import apply, blocks, languages, run
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from kubernetes.aio.client import Configuration
 
-from postbus_operator import kopf_settings
-from postbus_operator.leading import WatchesEnded
+from postbus_operator.kube import kopf_settings
+from postbus_operator.kube.resource_types import CHILDREN, RESOURCES
 from postbus_operator.objects import Key
-from postbus_operator.resource_types import CHILDREN, RESOURCES
+from postbus_operator.running.leading import WatchesEnded
 from tests.kube.api_server import OPERATOR, OPERATOR_TOKEN, ApiError, ApiServer, api_server
 from tests.kube.clients import configuration_of
 from tests.kube.conftest import DEFINITIONS, install_definitions

@@ -18,9 +18,9 @@ from azure.servicebus.aio import ServiceBusClient
 from kubernetes.aio.client import Configuration
 
 from postbus_operator.annotations import ROTATE, WATCH_LABEL
-from postbus_operator.bus_access import open_sessions
-from postbus_operator.entities import reconcile_entity
-from postbus_operator.resource_types import RESOURCES, SECRETS
+from postbus_operator.bus.access import open_sessions
+from postbus_operator.entities.reconciler import reconcile_entity
+from postbus_operator.kube.resource_types import RESOURCES, SECRETS
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import configuration_of

@@ -20,14 +20,14 @@ from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
 
 from postbus_operator.annotations import ROTATE
-from postbus_operator.bus_session import BusSession
-from postbus_operator.cache import Cache
+from postbus_operator.bus.control_client import Access, BusControl
+from postbus_operator.bus.session import BusSession
+from postbus_operator.bus.synced_keys import KeysResult
 from postbus_operator.context import Buses, Context
-from postbus_operator.control_client import Access, BusControl
-from postbus_operator.key_sync import sync_keys
-from postbus_operator.keys import KeysResult
+from postbus_operator.keys.sync import sync_keys
+from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.resource_types import RESOURCES, SECRETS
 from postbus_operator.objects import Key, Resource
-from postbus_operator.resource_types import RESOURCES, SECRETS
 from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus, controlled_bus
 from tests.kube.api_server import ROOT, ApiError, ApiServer

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from postbus_operator.api import Api
 from postbus_operator.context import LeadershipLost
+from postbus_operator.kube.api import Api
+from postbus_operator.kube.resource_types import LEASES
 from postbus_operator.leader import TRANSITIONS, Elector, LeaseTimes, epoch_of
-from postbus_operator.resource_types import LEASES
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import api_of, configuration_of
 

@@ -13,8 +13,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from postbus_operator.certificates import leaf_data, new_authority
-from postbus_operator.namespace_deletion import PURGE_AT, sweep
-from postbus_operator.resource_types import (
+from postbus_operator.kube.resource_types import (
     NETWORK_POLICIES,
     RESOURCES,
     SECRETS,
@@ -22,6 +21,7 @@ from postbus_operator.resource_types import (
     STATEFUL_SETS,
     VOLUME_CLAIMS,
 )
+from postbus_operator.namespaces.deletion import PURGE_AT, sweep
 from tests.assembly.test_start_waits import starting
 from tests.broker.partition.test_host import until
 from tests.edge.control.control_bus import ControlledBus, controlled_bus

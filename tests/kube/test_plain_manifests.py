@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from postbus_operator.plain_manifests import NAMESPACE, plain_manifests
+from postbus_operator.generate.plain_manifests import NAMESPACE, plain_manifests
 from tests.kube.api_server import BIN, ROOT, ApiServer
 from tests.kube.helm import helm
 

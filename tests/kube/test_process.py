@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from postbus_operator.kube.resource_types import LEASES
 from postbus_operator.leader import TRANSITIONS, epoch_of
-from postbus_operator.resource_types import LEASES
 from tests.kube.api_server import ApiError, ApiServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from postbus_operator.namespace_deletion import PURGE_AT
-from postbus_operator.resource_types import (
+from postbus_operator.kube.resource_types import (
     NETWORK_POLICIES,
     RESOURCES,
     SECRETS,
@@ -26,6 +25,7 @@ from postbus_operator.resource_types import (
     VOLUME_CLAIMS,
     ResourceType,
 )
+from postbus_operator.namespaces.deletion import PURGE_AT
 from tests.kube.api_server import (
     OPERATOR_TOKEN,
     ROOT,

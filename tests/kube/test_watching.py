@@ -10,8 +10,8 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from postbus_operator.annotations import BUS_LABEL, FINALIZER, MANAGED_BY_LABEL, WATCH_LABEL
+from postbus_operator.kube.resource_types import CONFIG_MAPS, RESOURCES, SECRETS
 from postbus_operator.outcome import Outcome
-from postbus_operator.resource_types import CONFIG_MAPS, RESOURCES, SECRETS
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import configuration_of
 from tests.kube.operator_run import eventually, leading, make

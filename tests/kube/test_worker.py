@@ -11,12 +11,12 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from postbus_operator.annotations import FINALIZER
-from postbus_operator.api import Forbidden
 from postbus_operator.conditions import Conditions
 from postbus_operator.context import Context, LeadershipLost
+from postbus_operator.kube.api import Forbidden
+from postbus_operator.kube.resource_types import EVENTS, RESOURCES
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import Event, Outcome, SpecInvalid
-from postbus_operator.resource_types import EVENTS, RESOURCES
 from postbus_operator.status import QueueStatus
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import configuration_of

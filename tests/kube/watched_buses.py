@@ -26,12 +26,12 @@ from azure.servicebus.exceptions import ServiceBusError
 from kubernetes.aio.client import Configuration
 
 from postbus_operator.annotations import BUS_LABEL, COMPONENT_LABEL
-from postbus_operator.bus_access import open_sessions
-from postbus_operator.bus_session import Periods
+from postbus_operator.bus.access import open_sessions
+from postbus_operator.bus.session import Periods
 from postbus_operator.children.bus import NAME_LABEL
-from postbus_operator.entities import reconcile_entity
-from postbus_operator.health import HealthServer
-from postbus_operator.resource_types import RESOURCES, SECRETS
+from postbus_operator.entities.reconciler import reconcile_entity
+from postbus_operator.kube.resource_types import RESOURCES, SECRETS
+from postbus_operator.running.health import HealthServer
 from tests.dev_bus import DevBus, running_dev_bus
 from tests.kube.api_server import ApiServer
 from tests.kube.helm import SYSTEM, one, rendered

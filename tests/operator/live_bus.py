@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
-from postbus_operator.bus_session import BusSession, Periods
-from postbus_operator.control_client import Access, BusControl
+from postbus_operator.bus.control_client import Access, BusControl
+from postbus_operator.bus.session import BusSession, Periods
 from tests.edge.control.control_bus import Caller, ControlledBus
 
 SHORT = Periods(wait_s=1, counts_s=0.05, outage_s=0.3, pause_s=0.05)

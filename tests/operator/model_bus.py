@@ -20,9 +20,9 @@ from postbus.contract.control import (
     RuntimeInformation,
 )
 from postbus.contract.entities import QueueProperties
-from postbus_operator.bus_view import BusView
-from postbus_operator.entity_paths import EntityPath
-from postbus_operator.entity_status import NO_MESSAGES
+from postbus_operator.bus.entity_paths import EntityPath
+from postbus_operator.bus.view import BusView
+from postbus_operator.entities.status import NO_MESSAGES
 from postbus_operator.objects import Resource
 
 BORN = datetime(2026, 11, 23, tzinfo=UTC)

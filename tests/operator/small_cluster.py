@@ -15,18 +15,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from postbus_operator.annotations import FINALIZER
-from postbus_operator.api import Api, NotFound
-from postbus_operator.bus_session import BusSessions, Periods
-from postbus_operator.cache import Cache
+from postbus_operator.bus.control_client import Access
+from postbus_operator.bus.session import BusSessions, Periods
 from postbus_operator.context import Context
-from postbus_operator.control_client import Access
 from postbus_operator.crdgen import schema_of
 from postbus_operator.crds import KINDS
-from postbus_operator.entities import reconcile_entity
+from postbus_operator.entities.reconciler import reconcile_entity
 from postbus_operator.finalizers import is_held
+from postbus_operator.kube.api import Api, NotFound
+from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.resource_types import ResourceType
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import BackendUnavailable, Event, Outcome
-from postbus_operator.resource_types import ResourceType
 from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus
 from tests.operator.health import check_health

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from postbus_operator.api import (
+from postbus_operator.kube.api import (
     ApiUnavailable,
     Conflict,
     Forbidden,

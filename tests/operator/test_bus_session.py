@@ -12,10 +12,10 @@ import pytest
 from postbus.client.control import RequestRefused
 from postbus.contract.control import DeletionPolicy, ProblemType
 from postbus.process.embedded import EmbeddedPostgres
-from postbus_operator.bus_session import BusSessions, Periods
+from postbus_operator.bus.control_client import Access, BusControl
+from postbus_operator.bus.entity_paths import EntityPath
+from postbus_operator.bus.session import BusSessions, Periods
 from postbus_operator.context import LeadershipLost
-from postbus_operator.control_client import Access, BusControl
-from postbus_operator.entity_paths import EntityPath
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable
 from tests.conftest import TEMPLATE, dsn_of, make_database

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.contract.control import Applied, CountDetails, EntityChange
-from postbus_operator.bus_view import BusView, view_of
-from postbus_operator.count_changes import has_moved, numbers_of
-from postbus_operator.entity_paths import EntityPath
+from postbus_operator.bus.count_changes import has_moved, numbers_of
+from postbus_operator.bus.entity_paths import EntityPath
+from postbus_operator.bus.view import BusView, view_of
 
 
 def change(version: int, name: str, entity_id: int, **more: Any) -> EntityChange:

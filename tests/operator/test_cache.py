@@ -7,11 +7,11 @@ from base64 import b64encode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postbus_operator.cache import Cache, ObjectKey
+from postbus_operator.kube.cache import Cache, ObjectKey
+from postbus_operator.kube.resource_types import RESOURCES, SECRETS, STATEFUL_SETS
+from postbus_operator.kube.slimming import value_digest
 from postbus_operator.objects import Key
 from postbus_operator.reconcile import RECONCILERS
-from postbus_operator.resource_types import RESOURCES, SECRETS, STATEFUL_SETS
-from postbus_operator.slimming import value_digest
 from tests.operator.objects import entity, shown
 
 BUS = Key("Namespace", "shop", "bus")

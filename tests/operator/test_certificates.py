@@ -13,6 +13,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from postbus_operator.bus.control_client import Access, BusControl
 from postbus_operator.certificates import (
     AUTHORITY_LIFE,
     AUTHORITY_RENEWAL,
@@ -33,7 +34,6 @@ from postbus_operator.certificates import (
     renewed_authority,
     trust_of,
 )
-from postbus_operator.control_client import Access, BusControl
 from postbus_operator.outcome import BackendUnavailable
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)

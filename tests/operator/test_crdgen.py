@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from postbus.contract.resources import Owner, QueueSpec
-from postbus_operator import reference
 from postbus_operator.crdgen import definition_of, main, schema_of, texts
 from postbus_operator.crds import KINDS, Kind
 from postbus_operator.descriptions import DESCRIPTIONS, key_of
+from postbus_operator.generate import reference
 
 CRDS = Path(__file__).resolve().parent.parent.parent / "crds"
 MOST_BYTES = 100 * 1024

@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from postbus_operator.api import Api
-from postbus_operator.cache import Cache
-from postbus_operator.child_writer import ChildWriter
 from postbus_operator.children.bus import Bus
 from postbus_operator.context import Context
-from postbus_operator.namespace_deletion import PURGE_AT, adopt_data, release, sweep
-from postbus_operator.namespace_status import Look
+from postbus_operator.kube.api import Api
+from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.resource_types import ResourceType
+from postbus_operator.namespaces.child_writer import ChildWriter
+from postbus_operator.namespaces.deletion import PURGE_AT, adopt_data, release, sweep
+from postbus_operator.namespaces.status import Look
 from postbus_operator.objects import Key, Resource
-from postbus_operator.resource_types import ResourceType
 from postbus_operator.settings import Settings
 from tests.operator.buses import bus_of
 from tests.operator.objects import shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from postbus_operator.event_posting import MAX_NOTE, event_object
+from postbus_operator.kube.event_posting import MAX_NOTE, event_object
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import Event
 from tests.operator.objects import entity

@@ -11,8 +11,8 @@ import pytest
 from postbus_operator.annotations import FINALIZER
 from postbus_operator.crds import KINDS
 from postbus_operator.handlers import registry
-from postbus_operator.kopf_settings import kopf_settings
-from postbus_operator.resource_types import CHILDREN, CLUSTER_NAMESPACES
+from postbus_operator.kube.kopf_settings import kopf_settings
+from postbus_operator.kube.resource_types import CHILDREN, CLUSTER_NAMESPACES
 
 PACKAGE = Path(__file__).resolve().parents[2] / "operator" / "postbus_operator"
 HANDLERS = PACKAGE / "handlers.py"

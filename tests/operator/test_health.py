@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 
-from postbus_operator.cache import Cache
-from postbus_operator.health import MAX_LAG_S, Health, HealthServer
-from postbus_operator.metrics import Metrics
-from postbus_operator.resource_types import RESOURCES
-from postbus_operator.watches import Page, Watch, Watches
+from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.resource_types import RESOURCES
+from postbus_operator.kube.watches import Page, Watch, Watches
+from postbus_operator.running.health import MAX_LAG_S, Health, HealthServer
+from postbus_operator.running.metrics import Metrics
 from tests.operator.objects import entity
 
 QUEUES = Watch(RESOURCES["Queue"], "shop")

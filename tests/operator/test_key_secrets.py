@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.contract.entities import ROOT_RULE_NAME
-from postbus_operator.key_secrets import (
+from postbus_operator.keys.contents import (
     Endpoint,
     RuleKeys,
     WantedSecret,
     secret_name,
     wanted_secrets,
 )
-from postbus_operator.keys import KeyPair, Problem
+from postbus_operator.keys.rules import KeyPair, Problem
 from postbus_operator.objects import Key
 from tests.operator.test_keys import resource
 

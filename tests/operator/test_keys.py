@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.contract.entities import AuthorizationRule, Right
-from postbus_operator.keys import (
+from postbus_operator.keys.rules import (
     FoundRule,
     KeyPair,
     Problem,

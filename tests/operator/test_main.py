@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from postbus_operator.__main__ import UNUSABLE, main
-from postbus_operator.cache import Cache
+from postbus_operator.kube.cache import Cache
 from postbus_operator.settings import PREFIX
 from tests.operator.objects import entity
 

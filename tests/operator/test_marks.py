@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus_operator.marks import Mark, mark_of, read_mark
+from postbus_operator.bus.marks import Mark, mark_of, read_mark
 from postbus_operator.objects import Key, Resource
 from tests.operator.objects import entity
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from postbus.contract.control import EntityTotals, NamespaceDescription, PartitionStatus, Status
 from postbus.contract.namespace import NamespaceDefinition
-from postbus_operator.namespace_status import (
+from postbus_operator.namespaces.status import (
     Look,
     Trouble,
     Verdict,
     conditions_of,
     namespace_status,
 )
+from postbus_operator.namespaces.workloads import PodTrouble, Workload
 from postbus_operator.objects import Key, Resource
-from postbus_operator.status_patch import is_same, status_json
-from postbus_operator.workloads import PodTrouble, Workload
+from postbus_operator.running.status_patch import is_same, status_json
 from tests.operator.buses import bus_of
 from tests.operator.health import check_health
 

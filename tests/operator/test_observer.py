@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from postbus_operator.cache import Cache
+from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.observer import Observer
+from postbus_operator.kube.resource_types import RESOURCES, STATEFUL_SETS
+from postbus_operator.kube.watches import Watch, Watches, watches_of
 from postbus_operator.objects import Key
-from postbus_operator.observer import Observer
-from postbus_operator.resource_types import RESOURCES, STATEFUL_SETS
-from postbus_operator.watches import Watch, Watches, watches_of
 from tests.operator.objects import entity, shown
 
 QUEUES = Watch(RESOURCES["Queue"], "shop")

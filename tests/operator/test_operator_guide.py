@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from postbus_operator.health import Health, HealthServer
-from postbus_operator.leading import show_queue
-from postbus_operator.metrics import RESULTS, Metrics
+from postbus_operator.running.health import Health, HealthServer
+from postbus_operator.running.leading import show_queue
+from postbus_operator.running.metrics import RESULTS, Metrics
+from postbus_operator.running.work_queue import WorkQueue
 from postbus_operator.settings import PREFIX, Settings, SettingsError, load_settings
-from postbus_operator.work_queue import WorkQueue
 
 GUIDE = (
     Path(__file__).resolve().parents[2] / "docs" / "guides" / "kubernetes-operator.md"

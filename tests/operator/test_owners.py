@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from postbus_operator.api import Api
-from postbus_operator.cache import Cache
 from postbus_operator.context import Context
-from postbus_operator.entities import reconcile_entity
+from postbus_operator.entities.owners import admits
+from postbus_operator.entities.reconciler import reconcile_entity
+from postbus_operator.kube.api import Api
+from postbus_operator.kube.cache import Cache
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import BackendUnavailable
-from postbus_operator.owners import admits
 from postbus_operator.settings import Settings
 from tests.operator.objects import entity, shown
 

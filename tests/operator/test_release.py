@@ -8,12 +8,11 @@ import pytest
 
 from postbus.contract.control import DeletionPolicy
 from postbus_operator.annotations import FINALIZER
-from postbus_operator.bus_view import LiveEntity
-from postbus_operator.idle import is_kept_by_a_tool, policy_of
-from postbus_operator.marks import mark_of
-from postbus_operator.objects import Key, Resource
-from postbus_operator.owners import NoOwner, Owner, is_owner_gone, owner_of, selects
-from postbus_operator.release import (
+from postbus_operator.bus.marks import mark_of
+from postbus_operator.bus.view import LiveEntity
+from postbus_operator.entities.idle import is_kept_by_a_tool, policy_of
+from postbus_operator.entities.owners import NoOwner, Owner, is_owner_gone, owner_of, selects
+from postbus_operator.entities.release import (
     AskTheBus,
     Blocked,
     Delete,
@@ -22,6 +21,7 @@ from postbus_operator.release import (
     release_known,
     release_unasked,
 )
+from postbus_operator.objects import Key, Resource
 from tests.operator.objects import entity, shown
 
 DELETED = {"deletionTimestamp": "2026-11-23T10:00:00Z", "finalizers": [FINALIZER]}

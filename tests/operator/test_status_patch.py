@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postbus_operator.running.status_patch import is_same, replacement, status_json
 from postbus_operator.status import Condition, EntityCounts, NamespaceStatus
-from postbus_operator.status_patch import is_same, replacement, status_json
 
 READY = {
     "type": "Ready",

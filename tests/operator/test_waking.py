@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from postbus_operator.cache import Cache
-from postbus_operator.waking import concerned, is_own_write
+from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.waking import concerned, is_own_write
 from tests.operator.objects import entity, shown
 
 READY = {"conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}]}

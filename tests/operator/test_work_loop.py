@@ -10,8 +10,8 @@ import pytest
 
 from postbus_operator.context import LeadershipLost
 from postbus_operator.objects import Key
-from postbus_operator.work_loop import WorkLoop
-from postbus_operator.work_queue import WorkQueue
+from postbus_operator.running.work_loop import WorkLoop
+from postbus_operator.running.work_queue import WorkQueue
 
 KEYS = [Key("Queue", "shop", str(number)) for number in range(20)]
 

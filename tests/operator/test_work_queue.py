@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from postbus_operator.objects import Key
-from postbus_operator.work_queue import MAX_PAUSE_S, MIN_PAUSE_S, WorkQueue
+from postbus_operator.running.work_queue import MAX_PAUSE_S, MIN_PAUSE_S, WorkQueue
 
 A, B, C = (Key("Queue", "shop", name) for name in "abc")
 

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from postbus_operator.workloads import claim_size, last_words, observed_workload, pod_trouble
+from postbus_operator.namespaces.workloads import (
+    claim_size,
+    last_words,
+    observed_workload,
+    pod_trouble,
+)
 
 Json = dict[str, Any]
 

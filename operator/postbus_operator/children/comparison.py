@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from postbus_operator.slimming import value_digest
+from postbus_operator.kube.slimming import value_digest
 
 APPLIED: Final = "postbus.dev/applied"
 

@@ -1,0 +1,1 @@
+"""Buses as the operator sees them: their control APIs, feeds and counts."""

@@ -1,0 +1,1 @@
+"""Authorization rules and the Secrets of their keys."""

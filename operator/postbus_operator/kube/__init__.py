@@ -1,0 +1,1 @@
+"""The API server: requests, what the watches have shown, and whom a change concerns."""

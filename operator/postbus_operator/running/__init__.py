@@ -1,0 +1,1 @@
+"""The process: standby and leader, the queue of looks, health and metrics."""
