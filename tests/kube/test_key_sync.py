@@ -41,7 +41,7 @@ APP = {"name": "app", "rights": ["Send", "Listen"]}
 READER = {"name": "reader", "rights": ["Listen"]}
 TOPIC = {"owner": {"name": "shop"}, "authorizationRules": [READER]}
 PAGE = "kubernetes-keys.md"
-KEY_MODULES = ("keys", "key_secrets", "key_sync")
+KEY_MODULES = ("keys/rules", "keys/contents", "keys/sync")
 
 
 @dataclass
