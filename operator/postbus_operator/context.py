@@ -47,6 +47,10 @@ class Context:
     health_url: Callable[[Key], str] | None = None
 
 
+StillLeads = Callable[[], Awaitable[bool]]
+"""Asks the API server for the Lease: False if this process no longer holds it with its epoch."""
+
+
 class OpenSessions(Protocol):
     """Makes the sessions of one time as the leader."""
 
@@ -56,6 +60,7 @@ class OpenSessions(Protocol):
         cache: Cache,
         epoch: int,
         wake: Callable[[Key, float], None],
+        still_leads: StillLeads,
         *,
         cluster_domain: str,
         control_url: Callable[[Resource], str] | None,
@@ -71,4 +76,4 @@ Raises SpecInvalid, DependencyMissing, BackendUnavailable, or an ApiError.
 
 
 class LeadershipLost(Exception):
-    """Another process leads, as the Lease or a broker says: this one must stop at once."""
+    """Another process leads, or may lead, as the Lease says: this one must stop at once."""

@@ -105,6 +105,24 @@ class Elector:
             except (ApiError, TimeoutError) as error:
                 logger.warning("Lease %s/%s not renewed: %r", self._namespace, self._name, error)
 
+    async def still_leads(self) -> bool:
+        """Ask for the Lease; return whether it is held by this process with its epoch.
+
+        True as well if the API server does not answer: the broker that raised the question has
+        refused the change, and `hold` ends a leader that cannot renew.
+        """
+        held = self._held
+        if held is None:
+            return False
+        try:
+            async with asyncio.timeout(self._times.retry_period_s):
+                return epoch_of(await self._read_again(held)) == epoch_of(held)
+        except LeadershipLost:
+            return False
+        except (ApiError, TimeoutError) as error:
+            logger.warning("Lease %s/%s not read: %r", self._namespace, self._name, error)
+            return True
+
     async def release(self) -> None:
         """Give the Lease back, so that another replica takes it at once."""
         held, self._held = self._held, None

@@ -11,7 +11,7 @@ from typing import Any
 
 from kubernetes.aio.client import Configuration
 
-from postbus_operator.context import Buses, Context, Reconciler
+from postbus_operator.context import Buses, Context, Reconciler, StillLeads
 from postbus_operator.kube.resource_types import RESOURCES
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import Outcome
@@ -20,6 +20,7 @@ from postbus_operator.running.leading import Parts, lead
 from postbus_operator.running.metrics import Metrics
 from postbus_operator.settings import Settings
 from tests.kube.api_server import ApiError, ApiServer
+from tests.operator.live_bus import leads
 
 WAIT_S = 30.0
 
@@ -78,6 +79,7 @@ async def leading(
     open_sessions: Callable[..., Buses] = lambda *_, **__: NoBuses(),
     control_url: Callable[[Resource], str] | None = None,
     epoch: int = 1,
+    still_leads: StillLeads = leads,
     **settings: Any,
 ) -> AsyncIterator[Run]:
     """Lead until the context ends. Kinds without a reconciler are looked at, nothing more."""
@@ -107,7 +109,7 @@ async def leading(
         control_url=control_url,
     )
     started = asyncio.Event()
-    task = asyncio.create_task(lead(parts, epoch, started.set))
+    task = asyncio.create_task(lead(parts, epoch, still_leads, started.set))
     run = Run(task, health, metrics, looks)
     try:
         await eventually(lambda: task.done() or (health.watches and health.watches.is_complete))

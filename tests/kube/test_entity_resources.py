@@ -10,18 +10,21 @@ import asyncio
 import base64
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from kubernetes.aio.client import Configuration
 
+from postbus.contract.control import MAX_EPOCH
 from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.access import open_sessions
 from postbus_operator.bus.session import Periods
+from postbus_operator.context import StillLeads
 from postbus_operator.entities.reconciler import reconcile_entity
 from postbus_operator.kube.resource_types import EVENTS, RESOURCES, SECRETS
 from tests.conftest import TEMPLATE, dsn_of, make_database
@@ -29,6 +32,7 @@ from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_o
 from tests.kube.api_server import ApiError, ApiServer
 from tests.kube.clients import configuration_of
 from tests.kube.operator_run import Run, eventually, leading, make
+from tests.operator.live_bus import leads, was_replaced
 
 pytestmark = pytest.mark.slow
 
@@ -110,14 +114,22 @@ def shop(server: ApiServer, running: ControlledBus) -> Shop:
 
 
 @asynccontextmanager
-async def operator(configuration: Configuration, running: ControlledBus) -> AsyncIterator[Run]:
+async def operator(
+    configuration: Configuration,
+    running: ControlledBus,
+    still_leads: StillLeads = leads,
+    elsewhere: Mapping[str, ControlledBus] | None = None,
+) -> AsyncIterator[Run]:
+    """Run an operator; `elsewhere`: brokers of cluster namespaces that have their own."""
+    others = elsewhere or {}
     sessions = partial(open_sessions, periods=PERIODS)
     async with leading(
         configuration,
         RECONCILERS,
         open_sessions=sessions,
-        control_url=lambda bus: running.caller.address,
+        control_url=lambda bus: others.get(bus.key.namespace, running).caller.address,
         epoch=next(EPOCHS),
+        still_leads=still_leads,
     ) as run:
         yield run
 
@@ -243,7 +255,7 @@ async def test_a_queue_with_messages_is_kept_and_an_event_says_how_many(
 async def test_a_later_leader_is_the_only_one_that_changes_the_bus(
     configuration: Configuration, shop: Shop, running: ControlledBus
 ) -> None:
-    async with operator(configuration, running) as former:
+    async with operator(configuration, running, was_replaced) as former:
         shop.make("Namespace", "bus")
         shop.make("Queue", "orders")
         await eventually(lambda: shop.is_ready("Queue", "orders"))
@@ -255,6 +267,40 @@ async def test_a_later_leader_is_the_only_one_that_changes_the_bus(
         assert "LeadershipLost" in repr(former.task.exception())
     found = running.caller.get(path_of("queues", shop.entity("orders"))).body
     assert found["properties"]["maxDeliveryCount"] == 10
+
+
+async def test_a_bus_with_a_higher_epoch_stops_nothing_but_itself(
+    server: ApiServer,
+    configuration: Configuration,
+    shop: Shop,
+    running: ControlledBus,
+    postgres_server: EmbeddedPostgres,
+    tmp_path: Path,
+) -> None:
+    make_database(postgres_server, "kube_entities_moved", template=TEMPLATE)
+    with controlled_bus(dsn_of(postgres_server, "kube_entities_moved"), tmp_path) as moved:
+        other = Shop(server, moved)
+        path = path_of("queues", other.entity("of-another-cluster"))
+        moved.caller.put(path, {}, headers={"Postbus-Caller-Epoch": str(MAX_EPOCH)})
+        async with operator(configuration, running, elsewhere={other.name: moved}) as run:
+            for each in (other, shop):
+                each.make("Namespace", "bus")
+                each.make("Queue", "orders")
+            await eventually(lambda: shop.is_ready("Queue", "orders"))
+            await eventually(
+                lambda: other.condition("Queue", "orders") == ("Unknown", "BackendUnavailable")
+            )
+            [message] = [
+                each["message"]
+                for each in other.get("Queue", "orders")["status"]["conditions"]
+                if each["type"] == "Ready"
+            ]
+            assert "DELETE /v1/caller-epoch" in message
+            shop.make("Queue", "later")
+            await eventually(lambda: shop.is_ready("Queue", "later"))
+            assert not run.task.done()
+            moved.caller.delete("/v1/caller-epoch")
+            await eventually(lambda: other.is_ready("Queue", "orders"))
 
 
 def send(running: ControlledBus, queue: str, *bodies: str) -> None:

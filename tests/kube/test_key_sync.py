@@ -33,6 +33,7 @@ from tests.edge.control.control_bus import ControlledBus, controlled_bus
 from tests.kube.api_server import ROOT, ApiError, ApiServer
 from tests.kube.clients import api_of, configuration_of
 from tests.kube.guides import GUIDES, apply, blocks, languages, run
+from tests.operator.live_bus import leads
 
 NUMBERS = itertools.count(1)
 KEY = base64.b64encode(b"k" * 32).decode()
@@ -148,7 +149,7 @@ async def operated(
         async def read_access() -> Access:
             return Access(bus.caller.address, bus.caller.token)
 
-        control = BusControl(read_access, 1)
+        control = BusControl(read_access, 1, leads)
         stack.push_async_callback(control.close)
         session = BusSession(control, lambda paths: None)
         keys: Keys

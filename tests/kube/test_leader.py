@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
+from kubernetes.aio.client import Configuration
 
 from postbus_operator.context import LeadershipLost
 from postbus_operator.kube.api import Api
@@ -188,6 +191,35 @@ async def test_a_process_that_was_paused_past_its_deadline_stops_without_asking(
         async with asyncio.timeout(20):
             await leader.hold()
     assert (await api.get(LEASES, PLACE, lease))["spec"]["holderIdentity"] == "a"
+
+
+async def test_the_lease_says_who_leads(api: Api, lease: str, clock: Clock) -> None:
+    leader, later = (elector(api, lease, clock, each) for each in "ab")
+    assert not await leader.still_leads()
+    await acquired(leader)
+    assert await leader.still_leads()
+    found = await api.get(LEASES, PLACE, lease)
+    taken = found["spec"] | {"leaseTransitions": 7}
+    found = await api.replace(LEASES, found | {"spec": taken})
+    assert not await leader.still_leads()  # its own name, with the epoch of another
+    found = await api.replace(LEASES, found | {"spec": taken | {"holderIdentity": ""}})
+    await acquired(later)
+    assert await later.still_leads()
+    assert not await leader.still_leads()
+    await api.delete(LEASES, PLACE, lease)
+    assert not await later.still_leads()
+
+
+async def test_an_api_server_that_does_not_answer_leaves_the_end_to_the_deadline(
+    api: Api, lease: str, clock: Clock
+) -> None:
+    leader = elector(api, lease, clock, "a")
+    await acquired(leader)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    async with api_of(Configuration(host=f"http://127.0.0.1:{port}")) as nowhere:
+        leader._api = nowhere
+        assert await leader.still_leads()
 
 
 async def test_one_of_many_gets_a_new_lease(api: Api, lease: str, clock: Clock) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from postbus_operator.bus.control_client import Access, BusControl
 from postbus_operator.bus.session import BusSession, Periods
+from postbus_operator.context import StillLeads
 from tests.edge.control.control_bus import Caller, ControlledBus
 
 SHORT = Periods(wait_s=1, counts_s=0.05, outage_s=0.3, pause_s=0.05)
@@ -18,11 +19,21 @@ def access_to(running: ControlledBus) -> Access:
     return Access(running.caller.address, running.caller.token)
 
 
-def control_of(running: ControlledBus, epoch: int = 1) -> BusControl:
+async def leads() -> bool:
+    return True
+
+
+async def was_replaced() -> bool:
+    return False
+
+
+def control_of(
+    running: ControlledBus, epoch: int = 1, still_leads: StillLeads = leads
+) -> BusControl:
     async def read_access() -> Access:
         return access_to(running)
 
-    return BusControl(read_access, epoch)
+    return BusControl(read_access, epoch, still_leads)
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
@@ -39,7 +50,7 @@ class Followed:
         self.running = running
         self.moved: list[set[str] | None] = []
         self.session = BusSession(
-            BusControl(self._access, epoch=1), self._on_moved, periods=periods
+            BusControl(self._access, 1, leads), self._on_moved, periods=periods
         )
 
     async def _access(self) -> Access:

@@ -30,7 +30,7 @@ from postbus_operator.outcome import BackendUnavailable, Event, Outcome
 from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus
 from tests.operator.health import check_health
-from tests.operator.live_bus import access_to
+from tests.operator.live_bus import access_to, leads
 
 NAMESPACE = "shop"
 SCHEMAS = {kind.name: schema_of(kind) for kind in KINDS}
@@ -88,7 +88,7 @@ class SmallCluster:
         def moved(bus: Resource, paths: object) -> None:
             self._woken.set()
 
-        return BusSessions(self._read_access, 1, self._is_current, moved, PERIODS)
+        return BusSessions(self._read_access, 1, leads, self._is_current, moved, PERIODS)
 
     async def _read_access(self, bus: Resource) -> Access:
         return access_to(self.running)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from postbus.client.control import RequestRefused
-from postbus.contract.control import DeletionPolicy, ProblemType
+from postbus.contract.control import MAX_EPOCH, DeletionPolicy, ProblemType
 from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.control_client import Access, BusControl
 from postbus_operator.bus.entity_paths import EntityPath
@@ -20,7 +20,16 @@ from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
-from tests.operator.live_bus import access_to, advance, call, control_of, followed, wait_until
+from tests.operator.live_bus import (
+    access_to,
+    advance,
+    call,
+    control_of,
+    followed,
+    leads,
+    wait_until,
+    was_replaced,
+)
 from tests.operator.objects import shown
 
 pytestmark = pytest.mark.slow
@@ -96,7 +105,7 @@ async def test_a_bus_that_saw_a_later_leader_ends_leadership(
 ) -> None:
     make_database(postgres_server, "operator_epoch", template=TEMPLATE)
     with controlled_bus(dsn_of(postgres_server, "operator_epoch"), tmp_path) as running:
-        former, later = control_of(running, epoch=7), control_of(running, epoch=8)
+        former, later = control_of(running, 7, was_replaced), control_of(running, epoch=8)
         await former.put(queue, {}, MARK, None)
         await later.put(EntityPath("queue", "of-the-later"), {}, MARK, None)
         with pytest.raises(LeadershipLost, match="epoch 7 is outdated"):
@@ -106,13 +115,41 @@ async def test_a_bus_that_saw_a_later_leader_ends_leadership(
         await later.close()
 
 
+async def test_the_leader_by_the_lease_keeps_leading_whatever_a_bus_says(
+    running: ControlledBus, queue: EntityPath
+) -> None:
+    asked = 0
+
+    async def still_leads() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    leader = control_of(running, 9, still_leads)
+    await leader.put(queue, {}, MARK, None)
+    assert asked == 0
+    other = control_of(running, MAX_EPOCH)
+    await other.put(EntityPath("queue", "of-another-cluster"), {}, MARK, None)
+    try:
+        with pytest.raises(BackendUnavailable, match=r"epoch 9 is outdated.*caller-epoch"):
+            await leader.put(queue, {"maxDeliveryCount": 3}, MARK, None)
+        assert asked == 1
+    finally:
+        await call(lambda: running.caller.delete("/v1/caller-epoch"))
+    version = (await leader.describe(queue)).version
+    await leader.put(queue, {"maxDeliveryCount": 3}, MARK, version)
+    await call(lambda: running.caller.delete("/v1/caller-epoch"))
+    await leader.close()
+    await other.close()
+
+
 async def test_a_changed_token_is_read_again(running: ControlledBus, queue: EntityPath) -> None:
     tokens = ["of-yesterday", running.caller.token]
 
     async def read_access() -> Access:
         return Access(running.caller.address, tokens.pop(0))
 
-    control = BusControl(read_access, epoch=1)
+    control = BusControl(read_access, 1, leads)
     assert (await control.put(queue, {}, MARK, None)).created
     assert tokens == []
     await control.close()
@@ -124,7 +161,7 @@ async def test_a_token_that_stays_wrong_is_an_outage_without_the_token(
     async def read_access() -> Access:
         return Access(running.caller.address, "a-wrong-token-of-the-test")
 
-    control = BusControl(read_access, epoch=1)
+    control = BusControl(read_access, 1, leads)
     with pytest.raises(BackendUnavailable, match="refuses the operator") as caught:
         await control.status()
     assert "a-wrong-token" not in repr(caught.value)
@@ -254,7 +291,7 @@ async def test_a_bus_that_somebody_asks_for_is_tried_again_at_once(
     bus = Resource.from_object("Namespace", shown("Namespace", "bus", spec={}))
     patient = Periods(wait_s=1, pause_s=600)
     buses = BusSessions(
-        lambda bus: read_access(), 1, lambda bus: True, lambda bus, paths: None, patient
+        lambda bus: read_access(), 1, leads, lambda bus: True, lambda bus, paths: None, patient
     )
     assert await buses.of(bus) is None
     assert "Secret" in buses.trouble_of(bus)

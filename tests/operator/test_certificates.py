@@ -35,6 +35,7 @@ from postbus_operator.certificates import (
     trust_of,
 )
 from postbus_operator.outcome import BackendUnavailable
+from tests.operator.live_bus import leads
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -190,7 +191,7 @@ async def test_the_operator_reaches_a_broker_with_a_certificate_of_the_user(
             async def access(name: str | None = name) -> Access:
                 return Access(url, "token", trust.authorities, name)
 
-            control = BusControl(access, epoch=1)
+            control = BusControl(access, 1, leads)
             try:
                 assert await control.ask("GET", "/v1/namespace") == {"fine": True}
                 assert is_reached

@@ -11,6 +11,7 @@ from postbus.contract.entities import is_subscription_path, subscription_name, t
 from postbus_operator.bus.control_client import Access
 from postbus_operator.bus.session import USUAL, BusSessions, Periods
 from postbus_operator.certificates import CertificateInvalid, trust_of
+from postbus_operator.context import StillLeads
 from postbus_operator.kube.api import Api, ApiError, NotFound
 from postbus_operator.kube.cache import Cache
 from postbus_operator.kube.resource_types import SECRETS
@@ -26,6 +27,7 @@ def open_sessions(
     cache: Cache,
     epoch: int,
     wake: Callable[[Key, float], None],
+    still_leads: StillLeads,
     *,
     cluster_domain: str,
     control_url: Callable[[Resource], str] | None = None,
@@ -45,7 +47,7 @@ def open_sessions(
         for key in _everything(cache, bus) if paths is None else _of_paths(cache, bus, paths):
             wake(key, 0)
 
-    return BusSessions(read_access, epoch, is_current, moved, periods)
+    return BusSessions(read_access, epoch, still_leads, is_current, moved, periods)
 
 
 def url_of(bus: Resource, cluster_domain: str) -> str:

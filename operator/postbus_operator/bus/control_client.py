@@ -1,8 +1,11 @@
 """The control API of one bus, as the operator calls it.
 
 Every change carries the epoch of the operator's lease, so that a bus refuses a leader that was
-replaced. Address, token and authority are read again when the bus cannot be reached or refuses
-them: a Secret that changes needs no restart.
+replaced. Whether it was replaced is asked of the Lease, so that no bus can stop the operator: the
+number that a bus has seen may be anything.
+
+Address, token and authority are read again when the bus cannot be reached or refuses them: a Secret
+that changes needs no restart.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from postbus.contract.control import (
 )
 from postbus.contract.control_counts import EntityCountsPage
 from postbus_operator.bus.entity_paths import EntityPath
-from postbus_operator.context import LeadershipLost
+from postbus_operator.context import LeadershipLost, StillLeads
 from postbus_operator.outcome import BackendUnavailable
 
 PAGE: Final = 1_000
@@ -64,10 +67,16 @@ class BusControl:
     `BackendUnavailable` if the bus does not answer, and `LeadershipLost`.
     """
 
-    def __init__(self, read_access: Callable[[], Awaitable[Access]], epoch: int) -> None:
+    def __init__(
+        self,
+        read_access: Callable[[], Awaitable[Access]],
+        epoch: int,
+        still_leads: StillLeads,
+    ) -> None:
         """`read_access` may raise `BackendUnavailable`: the Secrets are not there yet."""
         self._read_access = read_access
         self._epoch = epoch
+        self._still_leads = still_leads
         self._access: Access | None = None
         self._client: ControlClient | None = None
         self._open = AsyncExitStack()
@@ -167,12 +176,23 @@ class BusControl:
             raise BackendUnavailable(f"the control API: {error}") from None
         except RequestRefused as error:
             if error.type is ProblemType.CALLER_TOO_OLD:
-                raise LeadershipLost(error.detail) from None
+                raise await self._of_too_old(error.detail) from None
             if error.status == 401:
                 raise _Unauthorized(error.detail) from None
             if error.status in (429, 502, 503, 504):
                 raise BackendUnavailable(error.detail) from None
             raise
+
+    async def _of_too_old(self, detail: str) -> Exception:
+        """Return the meaning of `caller-too-old`: only the Lease says who leads, not a bus."""
+        if not await self._still_leads():
+            return LeadershipLost(f"a broker has seen a newer leader: {detail}")
+        return BackendUnavailable(
+            f"the bus refuses changes of this operator, which leads: {detail}. Another operator"
+            " has changed it, or its database comes from another cluster; if that operator no"
+            " longer does, somebody with the control token resets the number with DELETE"
+            " /v1/caller-epoch (control-api.md, Fencing of callers)"
+        )
 
     async def _connected(self) -> ControlClient:
         async with self._changing:

@@ -24,6 +24,7 @@ from postbus_operator.bus.count_changes import Numbers, has_moved, numbers_in
 from postbus_operator.bus.entity_paths import EntityPath
 from postbus_operator.bus.synced_keys import SyncedKeys
 from postbus_operator.bus.view import BusView, view_of
+from postbus_operator.context import StillLeads
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import BackendUnavailable
 
@@ -237,6 +238,7 @@ class BusSessions:
         self,
         read_access: Callable[[Resource], Awaitable[Access]],
         epoch: int,
+        still_leads: StillLeads,
         is_current: Callable[[Resource], bool],
         moved: Callable[[Resource, Collection[str] | None], None],
         periods: Periods = USUAL,
@@ -244,6 +246,7 @@ class BusSessions:
         """`is_current`: whether a Namespace exists, as the one with this uid."""
         self._read_access = read_access
         self._epoch = epoch
+        self._still_leads = still_leads
         self._is_current = is_current
         self._on_moved = moved
         self._periods = periods
@@ -278,7 +281,7 @@ class BusSessions:
         if known is not None:
             return known[0]
         session = BusSession(
-            BusControl(lambda: self._read_access(bus), self._epoch),
+            BusControl(lambda: self._read_access(bus), self._epoch, self._still_leads),
             lambda paths: self._on_moved(bus, paths),
             is_wanted=lambda: self._is_current(bus),
             periods=self._periods,

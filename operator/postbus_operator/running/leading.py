@@ -14,7 +14,7 @@ from typing import Any, Final
 import kopf
 from kubernetes.aio.client import ApiClient, Configuration
 
-from postbus_operator.context import Context, LeadershipLost, OpenSessions, Reconciler
+from postbus_operator.context import Context, LeadershipLost, OpenSessions, Reconciler, StillLeads
 from postbus_operator.crds import GROUP, KINDS, VERSION
 from postbus_operator.handlers import registry
 from postbus_operator.kube.api import Api, ApiError
@@ -63,17 +63,21 @@ class Parts:
     control_url: Callable[[Resource], str] | None = None
 
 
-async def lead(parts: Parts, epoch: int, on_started: Callable[[], None]) -> None:
+async def lead(
+    parts: Parts, epoch: int, still_leads: StillLeads, on_started: Callable[[], None]
+) -> None:
     """Reconcile until cancelled. Raises LeadershipLost or WatchesEnded.
 
     `on_started`: called when kopf has started; it takes the process's signals for itself.
     """
     async with api_client(parts.configuration) as client:
-        await _Leader(parts, epoch, client).run(on_started)
+        await _Leader(parts, epoch, still_leads, client).run(on_started)
 
 
 class _Leader:
-    def __init__(self, parts: Parts, epoch: int, client: ApiClient) -> None:
+    def __init__(
+        self, parts: Parts, epoch: int, still_leads: StillLeads, client: ApiClient
+    ) -> None:
         settings = parts.settings
         self._parts = parts
         self._cache = Cache()
@@ -102,6 +106,7 @@ class _Leader:
             self._cache,
             epoch,
             self._loop.wake,
+            still_leads,
             cluster_domain=settings.cluster_domain,
             control_url=parts.control_url,
         )
@@ -192,7 +197,7 @@ class _Leader:
         except BaseExceptionGroup as errors:
             lost = errors.subgroup(LeadershipLost)
             if lost is not None:
-                raise LeadershipLost("a broker has seen a newer leader") from lost
+                raise LeadershipLost(str(_first_of(lost))) from lost
             raise
 
     async def _wait_for_definitions(self) -> None:
@@ -209,6 +214,11 @@ class _Leader:
                 return
             logger.warning("%s", reason)
             await asyncio.sleep(DEFINITIONS_RETRY_S)
+
+
+def _first_of(errors: BaseExceptionGroup) -> BaseException:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _stop_orphans(before: set[asyncio.Task[Any]]) -> None:

@@ -79,7 +79,7 @@ async def _elect_and_lead(parts: Parts, stop: asyncio.Event) -> int:
         epoch = parts.health.epoch = acquiring.result()
         holding = asyncio.create_task(elector.hold(), name="lease")
         leading = asyncio.create_task(
-            lead(parts, epoch, lambda: _take_signals(stop)), name="leader"
+            lead(parts, epoch, elector.still_leads, lambda: _take_signals(stop)), name="leader"
         )
         await asyncio.wait({stopping, holding, leading}, return_when=asyncio.FIRST_COMPLETED)
         error = error_of(holding) or error_of(leading)
