@@ -22,7 +22,17 @@ def is_held(resource: Resource) -> bool:
         return True
     if resource.key.kind == "Namespace" and reconcile_policy == "DetachOnDelete":
         return True
-    return operator_spec.get("deletionPolicy") != "Retain" and reconcile_policy == "Manage"
+    return not is_left(resource)
+
+
+def is_left(resource: Resource) -> bool:
+    """Return whether the entity or the data of a bus stays as it is when the resource goes.
+
+    Secrets with its keys stay then, too: they have no owner reference.
+    """
+    operator_spec = resource.spec.get("operatorSpec") or {}
+    reconcile_policy = operator_spec.get("reconcilePolicy", "Manage")
+    return operator_spec.get("deletionPolicy") == "Retain" or reconcile_policy != "Manage"
 
 
 def finalizer_patch(resource: Resource, *, is_there: bool) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Its programs come from `make kube-tools`, which builds them in `E2E_CACHE`.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -77,7 +76,6 @@ class ApiServer:
     """A running server; whoever has the token may do everything."""
 
     url: str
-    etcd: str
     folder: Path
     program: Program
 
@@ -113,18 +111,6 @@ class ApiServer:
         meanwhile()
         self.program.start()
         _wait_until_ready(self)
-
-    def remove_from_store(self, resource: str, namespace: str, name: str) -> None:
-        """Delete an object without the server's knowledge, and the history of the store."""
-        key = f"/registry/postbus.dev/{resource}/{namespace}/{name}"
-        done = self._ask_store("kv/deleterange", {"key": base64.b64encode(key.encode()).decode()})
-        assert done["deleted"] == "1", done
-        self._ask_store("kv/compaction", {"revision": done["header"]["revision"]})
-
-    def _ask_store(self, path: str, body: object) -> Any:
-        asked = urllib.request.Request(f"{self.etcd}/v3/{path}", json.dumps(body).encode())
-        with urllib.request.urlopen(asked, timeout=30) as answer:
-            return json.load(answer)
 
     def audit(self, user: str = OPERATOR) -> list[dict[str, Any]]:
         """Return the requests of a user so far."""
@@ -202,7 +188,7 @@ def api_server() -> Iterator[ApiServer]:
                 "--disable-admission-plugins=ServiceAccount",
             )
         )
-        server = ApiServer(f"https://127.0.0.1:{port}", f"http://127.0.0.1:{etcd}", folder, program)
+        server = ApiServer(f"https://127.0.0.1:{port}", folder, program)
         _wait_until_ready(server)
         yield server
 

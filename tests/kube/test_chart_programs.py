@@ -173,9 +173,8 @@ def test_remaining_resources_are_listed_and_hold_up_the_uninstall(
     for namespaces in ([], [HERE], ["default", HERE]):
         assert remaining.main(namespaces, api) == 1
         said = capsys.readouterr().out
-        assert f"queues/orders in {HERE}" in said.splitlines()
-        if namespaces:  # other tests leave theirs elsewhere
-            assert "1 resources are left" in said
+        assert said.splitlines()[0] == f"queues/orders in {HERE}"
+        assert "1 resources are left" in said
     assert remaining.main(["default"], api) == 0
     server.request("DELETE", path)
 

@@ -69,7 +69,7 @@ async def test_a_silent_watch_is_a_problem_until_it_is_heard_again(
 async def test_what_went_while_the_api_server_was_away_is_dropped(
     own_server: ApiServer, configuration: Configuration
 ) -> None:
-    """Without the history of the store kopf lists again, and says nothing about the gone."""
+    """A server that starts has no history: kopf lists again, and says nothing about the gone."""
     namespace = namespace_of(own_server, "interrupted")
     policy = {"spec": {"operatorSpec": {"deletionPolicy": "Retain"}}}
     for name in ("goes", "stays"):
@@ -78,10 +78,13 @@ async def test_what_went_while_the_api_server_was_away_is_dropped(
         cache = run.health.cache
         gone = Key("Queue", namespace, "goes")
         assert cache.get(gone) is not None
-        own_server.restart(lambda: own_server.remove_from_store("queues", namespace, "goes"))
+        hear, run.health.cache.forget = cache.forget, lambda found: None
+        own_server.request("DELETE", QUEUES.path(namespace, "goes"))
+        own_server.restart()
         await eventually(lambda: make(own_server, "Queue", "late", namespace, **policy))
         await eventually(lambda: run.looked_at("late"))
         await eventually(lambda: cache.get(gone) is None)
+        cache.forget = hear
         assert cache.get(Key("Queue", namespace, "stays")) is not None
         assert not run.task.done()
 

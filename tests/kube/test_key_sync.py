@@ -42,7 +42,7 @@ APP = {"name": "app", "rights": ["Send", "Listen"]}
 READER = {"name": "reader", "rights": ["Listen"]}
 TOPIC = {"owner": {"name": "shop"}, "authorizationRules": [READER]}
 PAGE = "kubernetes-keys.md"
-KEY_MODULES = ("keys/rules", "keys/contents", "keys/sync")
+KEY_MODULES = ("keys", "key_secrets", "key_sync")
 
 
 @dataclass
@@ -290,6 +290,32 @@ async def test_a_foreign_secret_of_the_same_name_is_left_alone(keys: Keys) -> No
     assert keys.secret("orders-queue-app") == {"theirs": "value"}
     keys.server.request("DELETE", SECRETS.path(keys.namespace, "orders-queue-app"))
     assert (await keys.sync()).binding is not None
+
+
+async def test_a_secret_stays_with_its_entity_and_the_next_resource_takes_it_over(
+    keys: Keys,
+) -> None:
+    spec = {"owner": {"name": "shop"}, "authorizationRules": [APP, READER]}
+    path = SECRETS.path(keys.namespace, "orders-queue-app")
+    keys.put("Queue", spec)
+    await keys.sync()
+    assert len(keys.server.request("GET", path)["metadata"]["ownerReferences"]) == 1
+    keys.put("Queue", spec | {"operatorSpec": {"deletionPolicy": "Retain"}})
+    await keys.sync()
+    left = keys.server.request("GET", path)
+    assert "ownerReferences" not in left["metadata"]
+    former = keys.seen("Queue")
+    keys.server.request("DELETE", RESOURCES["Queue"].path(keys.namespace, "orders"))
+    resource = keys.put("Queue", spec | {"authorizationRules": [APP]})
+    assert resource.uid != former.uid
+    result = await keys.sync()
+    assert result.condition is not None
+    assert result.condition[1] == "Synced"
+    taken = keys.server.request("GET", path)
+    assert taken["metadata"]["uid"] == left["metadata"]["uid"]
+    assert taken["data"] == left["data"]
+    assert [each["uid"] for each in taken["metadata"]["ownerReferences"]] == [resource.uid]
+    assert keys.secret("orders-queue-reader") is None
 
 
 async def test_a_changed_or_deleted_secret_is_written_again(keys: Keys) -> None:

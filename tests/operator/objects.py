@@ -26,6 +26,14 @@ def shown(
     return {"apiVersion": APIS[kind], "kind": kind, "metadata": metadata, **parts}
 
 
+def key_secret(kind: str, owner: str) -> dict[str, Any]:
+    """Return a Secret with keys of a resource, which it goes with."""
+    reference = {"apiVersion": APIS[kind], "kind": kind, "name": owner, "uid": f"uid-of-{owner}"}
+    labels = {"app.kubernetes.io/component": "keys"}
+    metadata = {"labels": labels, "ownerReferences": [reference]}
+    return shown("Secret", f"{owner}-key", metadata=metadata)
+
+
 def entity(
     kind: str, name: str, version: int = 1, /, *, owner: str = "bus", **spec: Any
 ) -> dict[str, Any]:

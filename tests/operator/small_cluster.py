@@ -58,8 +58,15 @@ def with_defaults(schema: Mapping[str, Any], value: Any) -> Any:
 class NoObjects:
     """An API server that has nothing but the resources of the test."""
 
+    def __init__(self) -> None:
+        self.patched: list[str] = []
+
     async def get(self, type: ResourceType, namespace: str, name: str) -> Any:
         raise NotFound(404, "NotFound", f"there is no {type.kind} {namespace}/{name}")
+
+    async def patch(self, type: ResourceType, namespace: str, name: str, change: Any) -> None:
+        """Note the name of an object that only the cache has."""
+        self.patched.append(name)
 
 
 class SmallCluster:
@@ -69,6 +76,7 @@ class SmallCluster:
         """`buses`: sessions in place of those with a running bus."""
         self._running = running
         self.cache = Cache()
+        self.api = NoObjects()
         self.events: list[tuple[str, Event]] = []
         self.status_writes = 0
         self.labels: dict[str, dict[str, str]] = {}
@@ -204,7 +212,7 @@ class SmallCluster:
     def context(self) -> Context:
         return Context(
             settings=SETTINGS,
-            api=cast(Api, NoObjects()),
+            api=cast(Api, self.api),
             cache=self.cache,
             buses=self.buses,
             epoch=1,

@@ -73,6 +73,20 @@ def test_entities_are_found_by_their_owner_in_any_order_of_arrival() -> None:
     assert cache.bus_of(subscription) is None
 
 
+def test_a_secret_without_an_owner_is_of_the_resource_that_it_names() -> None:
+    """A copy in another namespace is of nobody, also if a resource there has the name."""
+    cache = Cache()
+    note = {"annotations": {"postbus.dev/resource": "Queue/shop/orders"}}
+    for namespace in ("shop", "other"):
+        cache.observe(shown("Secret", "left", namespace=namespace, metadata=note))
+    (found,) = cache.secrets_owned_by(Key("Queue", "shop", "orders"))
+    assert found["metadata"]["namespace"] == "shop"
+    assert cache.secrets_owned_by(Key("Queue", "other", "orders")) == []
+    for text in ("", "Queue", "Pod/shop/orders", "Queue/shop/orders/x"):
+        odd = {"annotations": {"postbus.dev/resource": text}}
+        cache.observe(shown("Secret", "odd", metadata=odd))
+
+
 def test_an_entity_of_another_namespace_is_owned_by_the_bus_it_names() -> None:
     cache = cache_of(
         entity("Queue", "orders", namespace="team", owner={"name": "bus", "namespace": "shop"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -10,16 +11,19 @@ import pytest
 
 from postbus_operator.children.bus import Bus
 from postbus_operator.context import Context
-from postbus_operator.kube.api import Api
+from postbus_operator.entities.reconciler import reconcile_entity
+from postbus_operator.kube.api import Api, NotFound
 from postbus_operator.kube.cache import Cache
 from postbus_operator.kube.resource_types import ResourceType
 from postbus_operator.namespaces.child_writer import ChildWriter
 from postbus_operator.namespaces.deletion import PURGE_AT, adopt_data, release, sweep
+from postbus_operator.namespaces.reconciler import NamespaceReconciler
 from postbus_operator.namespaces.status import Look
 from postbus_operator.objects import Key, Resource
+from postbus_operator.outcome import BackendUnavailable
 from postbus_operator.settings import Settings
 from tests.operator.buses import bus_of
-from tests.operator.objects import shown
+from tests.operator.objects import entity, key_secret, shown
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 BEFORE, AFTER = "2026-11-23T11:00:00Z", "2026-11-23T13:00:00Z"
@@ -32,6 +36,7 @@ class Writes:
 
     deleted: list[str] = field(default_factory=list)
     patched: list[str] = field(default_factory=list)
+    unwatched: list[dict[str, Any]] = field(default_factory=list)
 
     async def delete(self, _type: ResourceType, _namespace: str, name: str, *, uid: str) -> bool:
         assert uid == f"uid-of-{name}"
@@ -40,6 +45,12 @@ class Writes:
 
     async def patch(self, _type: ResourceType, _namespace: str, name: str, _change: Any) -> None:
         self.patched.append(name)
+
+    async def get(self, type: ResourceType, _namespace: str, name: str) -> dict[str, Any]:
+        for each in self.unwatched:
+            if (each["kind"], each["metadata"]["name"]) == (type.kind, name):
+                return each
+        raise NotFound(404, "NotFound", f"there is no {type.kind} {name}")
 
 
 class Silence:
@@ -132,6 +143,56 @@ async def test_a_bus_that_has_taken_over_data_keeps_it() -> None:
     context, writes = context_of(asked, secret("bus-sealing-key"), broker("uid-of-bus"))
     assert await adopt(context)
     assert writes.deleted == []
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"deletionPolicy": "Retain"}, {"reconcilePolicy": "DetachOnDelete"}],
+    ids=["retained", "detached"],
+)
+@pytest.mark.parametrize("is_going", [True, False], ids=["going", "living"])
+async def test_secrets_of_keys_stay_also_if_the_bus_is_silent(
+    policy: dict[str, str], is_going: bool
+) -> None:
+    """Nobody holds a resource back whose entity stays: its Secrets are let go before."""
+    metadata = {"deletionTimestamp": "2026-11-23T12:00:00Z"} if is_going else {}
+    queue = entity("Queue", "orders", operatorSpec=policy, metadata=metadata)
+    secrets = (key_secret("Queue", "orders"), key_secret("Queue", "others"))
+    context, writes = context_of(namespace(BEFORE), queue, *secrets)
+    found = context.cache.get(Key("Queue", "shop", "orders"))
+    assert found is not None
+    with contextlib.suppress(BackendUnavailable):
+        await reconcile_entity(context, found)
+    assert writes.patched == ["orders-key"]
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [{"deletionPolicy": "Retain"}, {"reconcilePolicy": "DetachOnDelete"}, {}],
+    ids=["retained", "detached", "silent"],
+)
+async def test_keys_of_a_bus_stay_with_its_data(operator: dict[str, Any]) -> None:
+    asked = going()
+    asked |= {"spec": {"operatorSpec": operator}, "status": {"version": "1.0.0"}}
+    context, writes = context_of(asked, key_secret("Namespace", "bus"))
+    outcome = await NamespaceReconciler()(context, resource_of(context))
+    assert not outcome.has_finalizer
+    assert writes.patched == ["bus-key"]
+
+
+async def test_a_detached_certificate_stays() -> None:
+    owner = {"kind": "Namespace", "name": "bus", "uid": "uid-of-bus"}
+    metadata = {"name": "bus-tls", "ownerReferences": [owner]}
+    certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": metadata}
+    asked = going()
+    tls = {"issuerRef": {"name": "letsencrypt"}}
+    asked["spec"] = {"operatorSpec": {"reconcilePolicy": "DetachOnDelete", "tls": tls}}
+    for shown_objects, expected in (([certificate], ["bus-tls"]), ([], [])):
+        context, writes = context_of(asked)
+        writes.unwatched = shown_objects
+        outcome = await release(context, resource_of(context))
+        assert not outcome.has_finalizer
+        assert writes.patched == expected
 
 
 def going(**metadata: Any) -> dict[str, Any]:

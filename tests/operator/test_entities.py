@@ -11,6 +11,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import Caller, ControlledBus, controlled_bus, path_of
+from tests.operator.objects import key_secret
 from tests.operator.small_cluster import SmallCluster, small_cluster
 
 pytestmark = pytest.mark.slow
@@ -414,6 +415,19 @@ async def test_what_holds_messages_stays_unmanaged(cluster: SmallCluster) -> Non
     await cluster.settle()
     assert cluster.condition(again, "Ready") == READY
     assert len(received(cluster.running, "orders", 3)) == 3
+
+
+async def test_secrets_of_what_holds_messages_stay(cluster: SmallCluster) -> None:
+    queue = cluster.apply("Queue", "orders")
+    await cluster.settle()
+    send(cluster.running, "orders", "a")
+    found = key_secret("Queue", "orders")
+    found["metadata"]["ownerReferences"][0]["uid"] = cluster.get(queue).uid
+    cluster.cache.observe(found)
+    cluster.delete(queue)
+    await cluster.settle()
+    assert [event.reason for _, event in cluster.events] == ["EntityKept"]
+    assert cluster.api.patched == ["orders-key"]
 
 
 async def test_retain_and_detach_leave_the_entity_alone(cluster: SmallCluster) -> None:

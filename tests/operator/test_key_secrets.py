@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from azure.servicebus import parse_connection_string
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,6 +114,19 @@ def test_the_object_belongs_to_its_resource_and_has_base64() -> None:
     (reference,) = made["metadata"]["ownerReferences"]
     assert (reference["kind"], reference["name"], reference["uid"]) == ("Queue", "orders", "uid-2")
     assert base64.b64decode(made["data"]["password"]).decode() == KEYS.primary
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"deletionPolicy": "Retain"}, {"reconcilePolicy": "DetachOnDelete"}],
+    ids=["retained", "detached"],
+)
+def test_the_object_stays_with_what_its_keys_are_of(policy: dict[str, str]) -> None:
+    owner = resource("Queue", QUEUE | {"operatorSpec": policy})
+    (secret,), _ = wanted_secrets(owner, ENDPOINT, [APP], NOON)
+    metadata = secret.manifest(owner)["metadata"]
+    assert "ownerReferences" not in metadata
+    assert metadata["annotations"]["postbus.dev/resource"] == "Queue/shop/orders"
 
 
 def test_a_hidden_key_is_in_no_secret_and_the_secret_says_since_when() -> None:

@@ -91,6 +91,8 @@ def test_a_child_wakes_its_owner_or_the_bus_of_its_label() -> None:
     labelled = shown("StatefulSet", "y", metadata={"labels": {"postbus.dev/bus": "bus-child"}})
     assert woken(cache, labelled) == ["bus"]
     assert woken(cache, shown("StatefulSet", "y", 2), is_gone=True) == ["bus"]
+    left = {"annotations": {"postbus.dev/resource": "Namespace/shop/bus"}}
+    assert woken(cache, shown("Secret", "left", metadata=left)) == ["bus"]
     assert woken(cache, shown("StatefulSet", "z", metadata={"ownerReferences": [foreign]})) == []
 
 

@@ -33,7 +33,8 @@ from postbus_operator.entities.plan import (
 )
 from postbus_operator.entities.releasing import release_entity
 from postbus_operator.entities.status import StatusDraft
-from postbus_operator.finalizers import is_held
+from postbus_operator.finalizers import is_held, is_left
+from postbus_operator.keys.leaving import leave_secrets
 from postbus_operator.keys.sync import keys_of_subscription, sync_keys
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Event, Outcome, SpecInvalid
@@ -48,6 +49,8 @@ WAITING_RETRY_S: Final = 30.0
 
 async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     """Look once at a Queue, Topic or Subscription."""
+    if is_left(resource):
+        await leave_secrets(context, resource)
     if resource.is_deleting:
         return await release_entity(context, resource)
     draft = StatusDraft(resource, context.now())

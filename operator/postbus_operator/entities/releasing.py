@@ -14,6 +14,7 @@ from postbus.contract.control import (
 from postbus_operator.bus.entity_paths import EntityPath
 from postbus_operator.bus.refusals import has_moved_on
 from postbus_operator.bus.session import BusSession
+from postbus_operator.bus.view import LiveEntity
 from postbus_operator.context import Context
 from postbus_operator.entities.definitions import path_of
 from postbus_operator.entities.owners import is_owner_gone
@@ -27,6 +28,7 @@ from postbus_operator.entities.release import (
     release_unasked,
 )
 from postbus_operator.entities.status import StatusDraft
+from postbus_operator.keys.leaving import leave_secrets
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Event, Outcome
 
@@ -75,7 +77,7 @@ async def _release_from(
                 return _blocked(context, resource, step)
             case Delete() if live is not None:
                 try:
-                    return await _delete(session, path, step, live.entity_id)
+                    return await _delete(context, resource, session, path, step, live)
                 except RequestRefused as error:
                     if not has_moved_on(error):
                         return _blocked(
@@ -90,13 +92,22 @@ async def _release_from(
     raise BackendUnavailable("the entity is being changed by somebody else")
 
 
-async def _delete(session: BusSession, path: EntityPath, step: Delete, entity_id: int) -> Outcome:
+async def _delete(
+    context: Context,
+    resource: Resource,
+    session: BusSession,
+    path: EntityPath,
+    step: Delete,
+    live: LiveEntity,
+) -> Outcome:
+    entity_id = live.entity_id
     counts = session.counts_of(entity_id)
     try:
         deleted = await session.control.delete(path, step.policy, step.version)
     except RequestRefused as error:
         if error.type is not ProblemType.NOT_EMPTY:
             raise
+        await leave_secrets(context, resource)
         return _freed(await _leave(session, path, step.version, error.detail))
     await session.catch_up()
     if counts is None or not counts.message_count:

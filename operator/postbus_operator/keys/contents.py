@@ -18,9 +18,10 @@ from urllib.parse import quote
 
 from postbus.contract.entities import ROOT_RULE_NAME
 from postbus.contract.operator_spec import ExportedSecrets
-from postbus_operator.annotations import COMPONENT_LABEL, MANAGED_BY_LABEL
+from postbus_operator.annotations import COMPONENT_LABEL, MANAGED_BY_LABEL, RESOURCE
 from postbus_operator.conditions import timestamp
 from postbus_operator.crds import GROUP, VERSION
+from postbus_operator.finalizers import is_left
 from postbus_operator.keys.rules import KeyPair, Problem, Side, visible
 from postbus_operator.objects import Key, Resource
 
@@ -72,25 +73,24 @@ class WantedSecret:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def manifest(self, owner: Resource) -> dict[str, Any]:
-        """Return the object; it goes with its owner."""
+        """Return the object; it goes with its owner, unless what its keys are of stays."""
+        metadata = {
+            "name": self.name,
+            "namespace": owner.key.namespace,
+            "labels": labels(),
+            "annotations": {RESOURCE: "/".join(owner.key), **self.annotations},
+        }
+        reference = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": owner.key.kind,
+            "name": owner.key.name,
+            "uid": owner.uid,
+            "controller": True,
+        }
         return {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {
-                "name": self.name,
-                "namespace": owner.key.namespace,
-                "labels": labels(),
-                "annotations": dict(self.annotations),
-                "ownerReferences": [
-                    {
-                        "apiVersion": f"{GROUP}/{VERSION}",
-                        "kind": owner.key.kind,
-                        "name": owner.key.name,
-                        "uid": owner.uid,
-                        "controller": True,
-                    }
-                ],
-            },
+            "metadata": metadata if is_left(owner) else metadata | {"ownerReferences": [reference]},
             "type": self.type,
             "data": {key: base64.b64encode(value).decode() for key, value in self.data.items()},
         }

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from postbus.client.control import RequestRefused, part
-from postbus_operator.annotations import COMPONENT_LABEL, ROTATE
+from postbus_operator.annotations import COMPONENT_LABEL, RESOURCE, ROTATE
 from postbus_operator.bus.entity_paths import EntityPath, EntityWord
 from postbus_operator.bus.marks import mark_of
 from postbus_operator.bus.session import BusSession
@@ -46,6 +46,7 @@ from postbus_operator.keys.rules import (
     wanted_rules,
 )
 from postbus_operator.kube.api import Conflict, NotFound
+from postbus_operator.kube.cache import owners_of
 from postbus_operator.kube.resource_types import RESOURCES, SECRETS
 from postbus_operator.kube.slimming import value_digest
 from postbus_operator.names import child_name
@@ -344,12 +345,10 @@ class _KeySync:
         return True
 
     def _is_own(self, known: Mapping[str, Any]) -> bool:
-        key = self._resource.key
+        """Return whether a Secret is the resource's, or was left by a former one of its name."""
         labels = known["metadata"].get("labels") or {}
-        owners = known["metadata"].get("ownerReferences", ())
-        return labels.get(COMPONENT_LABEL) == COMPONENT and any(
-            (each["kind"], each["name"]) == (key.kind, key.name) for each in owners
-        )
+        is_of_keys = labels.get(COMPONENT_LABEL) == COMPONENT
+        return is_of_keys and self._resource.key in owners_of(known)
 
     def _is_as(
         self, known: Mapping[str, Any], manifest: Mapping[str, Any], digests: Mapping[str, str]
@@ -359,7 +358,7 @@ class _KeySync:
         notes = {
             name: text
             for name, text in (metadata.get("annotations") or {}).items()
-            if name in (RULE_ANNOTATION, HIDDEN_ANNOTATION, HIDDEN_SINCE_ANNOTATION)
+            if name in (RESOURCE, RULE_ANNOTATION, HIDDEN_ANNOTATION, HIDDEN_SINCE_ANNOTATION)
         }
         return (
             known.get("data") == digests
@@ -368,6 +367,7 @@ class _KeySync:
             and any(
                 each["uid"] == self._resource.uid for each in metadata.get("ownerReferences", ())
             )
+            == ("ownerReferences" in wanted)
         )
 
     async def _delete(self, name: str, known: Mapping[str, Any]) -> None:

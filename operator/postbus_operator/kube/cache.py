@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final, NamedTuple
 
-from postbus_operator.annotations import BUS_LABEL
+from postbus_operator.annotations import BUS_LABEL, RESOURCE
 from postbus_operator.crds import GROUP
 from postbus_operator.kube.resource_types import (
     CHILDREN,
@@ -188,7 +188,7 @@ class Cache:
         return [self._others[key] for key in ordered]
 
     def secrets_owned_by(self, owner: Key) -> list[Mapping[str, Any]]:
-        """Return the Secrets with an owner reference to a resource, or to a former one."""
+        """Return the Secrets that are of a resource, or of a former one with its name."""
         return [self._others[key] for key in sorted(self._owned_secrets.get(owner, ()))]
 
     def labels_of_namespace(self, name: str) -> Mapping[str, str]:
@@ -264,13 +264,17 @@ def bus_label(found: Mapping[str, Any] | None) -> str | None:
 
 
 def owners_of(found: Mapping[str, Any] | None) -> set[Key]:
-    """Return the resources that an object's owner references name."""
+    """Return the resources that an object's owner references name, or its annotation."""
     metadata = {} if found is None else found["metadata"]
-    return {
+    owners = {
         Key(each["kind"], metadata["namespace"], each["name"])
         for each in metadata.get("ownerReferences") or ()
         if each["apiVersion"].partition("/")[0] == GROUP and each["kind"] in RESOURCES
     }
+    named = (metadata.get("annotations") or {}).get(RESOURCE, "").split("/")
+    if len(named) == 3 and named[0] in RESOURCES and named[1] == metadata["namespace"]:
+        owners.add(Key(*named))  # not on a copy in another namespace
+    return owners
 
 
 def _secret_names(value: Any, field: str = "") -> Iterator[str]:

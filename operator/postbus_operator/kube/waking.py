@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from postbus_operator.crds import GROUP
-from postbus_operator.kube.cache import Cache, Change, bus_label
+from postbus_operator.kube.cache import Cache, Change, bus_label, owners_of
 from postbus_operator.kube.resource_types import CLUSTER_NAMESPACES, RESOURCES, SECRETS
 from postbus_operator.objects import Key, Resource
 
@@ -111,9 +110,7 @@ def _of_child(cache: Cache, change: Change, child_name: ChildName) -> set[Key]:
         assert not isinstance(each, Resource)
         if each is None:
             continue
-        for reference in each["metadata"].get("ownerReferences", ()):
-            if reference["apiVersion"].partition("/")[0] == GROUP:
-                found.add(Key(reference["kind"], change.key.namespace, reference["name"]))
+        found |= owners_of(each)
         label = bus_label(each)
         if label is not None:
             found |= {

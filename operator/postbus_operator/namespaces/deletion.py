@@ -25,9 +25,11 @@ from postbus_operator.children.bus import STORE, Bus
 from postbus_operator.conditions import Conditions, timestamp
 from postbus_operator.context import Context
 from postbus_operator.failures import former_status
-from postbus_operator.kube.api import ApiError, Conflict
+from postbus_operator.keys.leaving import disown, leave_secrets
+from postbus_operator.kube.api import ApiError, Conflict, Forbidden, NotFound
 from postbus_operator.kube.cache import bus_label
 from postbus_operator.kube.resource_types import (
+    CERTIFICATES,
     CLUSTER_NAMESPACES,
     SECRETS,
     STATEFUL_SETS,
@@ -91,6 +93,7 @@ async def _delete_if_empty(context: Context, resource: Resource) -> Outcome:
     except RequestRefused as refused:
         if refused.type is ProblemType.NOT_EMPTY:
             text = f"volumes and keys of the bus are kept: {refused.detail}"
+            await leave_secrets(context, resource)
             return _released(text, "NotEmpty")
         trouble = refused.detail
     except (BackendUnavailable, TimeoutError) as error:
@@ -102,6 +105,7 @@ async def _delete_if_empty(context: Context, resource: Resource) -> Outcome:
     if is_in_time and _may_answer(context, resource):
         text = f"asks the bus whether it is empty: {trouble}"
         return _blocked(context, resource, "BackendUnavailable", text, RETRY_S)
+    await leave_secrets(context, resource)
     text = f"volumes and keys of the bus are kept, as it did not say that it is empty: {trouble}"
     return _released(text, "EmptinessUnknown")
 
@@ -256,15 +260,19 @@ async def sweep(context: Context) -> None:
 
 
 async def _detach(context: Context, resource: Resource) -> None:
-    """Remove the owner references of all objects of a bus, so that they stay."""
-    bus = child_name(resource.key.name)
-    for each in context.cache.children_of(resource.key.namespace, bus):
-        references = each["metadata"].get("ownerReferences", [])
-        others = [owner for owner in references if owner["uid"] != resource.uid]
-        if len(others) < len(references):
-            change = {"metadata": {"ownerReferences": others or None}}
-            name = each["metadata"]["name"]
-            await context.api.patch(type_of(each), resource.key.namespace, name, change)
+    """Remove the owner references of all objects of a bus, so that they stay.
+
+    Certificates of cert-manager are not watched. `leave_secrets` does it for Secrets of keys.
+    """
+    namespace, bus = resource.key.namespace, child_name(resource.key.name)
+    for each in context.cache.children_of(namespace, bus):
+        await disown(context, resource, each)
+    if resource.spec["operatorSpec"].get("tls", {}).get("issuerRef"):
+        try:
+            found = await context.api.get(CERTIFICATES, namespace, f"{bus}-tls")
+        except (NotFound, Forbidden):  # never made
+            return
+        await disown(context, resource, found)
 
 
 async def _annotate(

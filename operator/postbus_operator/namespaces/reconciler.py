@@ -28,7 +28,8 @@ from postbus_operator.children.bus import BROKER, METRICS_PORT, STORE, Bus, Plat
 from postbus_operator.children.quantities import canonical_quantity, quantity_value
 from postbus_operator.children.store import CLAIM, claim_name
 from postbus_operator.context import Context
-from postbus_operator.finalizers import is_held
+from postbus_operator.finalizers import is_held, is_left
+from postbus_operator.keys.leaving import leave_secrets
 from postbus_operator.keys.sync import sync_keys
 from postbus_operator.kube.resource_types import (
     DISRUPTION_BUDGETS,
@@ -73,6 +74,8 @@ class NamespaceReconciler:
 
     async def __call__(self, context: Context, resource: Resource) -> Outcome:
         """Look once."""
+        if is_left(resource):
+            await leave_secrets(context, resource)
         if resource.is_deleting:
             self._settled.drop(resource.key)
             return await release(context, resource)
