@@ -59,7 +59,15 @@ def uid_if_ready(bus: Bus) -> str:
     return pod["metadata"]["uid"] if is_ready else ""
 
 
-@pytest.mark.parametrize("fault", [delete_pod, force_delete_pod, change_memory, annotate_pods])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(delete_pod, marks=pytest.mark.smoke),
+        force_delete_pod,
+        change_memory,
+        annotate_pods,
+    ],
+)
 def test_no_message_is_lost_and_sends_go_on_when_a_broker_is(
     rolled: Bus, fault: Callable[[Bus], Any]
 ) -> None:

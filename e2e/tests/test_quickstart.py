@@ -6,6 +6,7 @@ import re
 import time
 from typing import Final
 
+import pytest
 from e2e.tests.cluster import Space, run
 from e2e.tests.figures import record
 from e2e.tests.guide import quickstart
@@ -13,6 +14,7 @@ from e2e.tests.guide import quickstart
 FIRST_MESSAGE_S: Final = 60.0
 
 
+@pytest.mark.smoke
 def test_quickstart_of_the_guide_works_as_written(installed_at: float) -> None:
     lines = quickstart()
     shop = Space("shop")

@@ -46,6 +46,7 @@ def wait_until_stopped() -> None:
     )
 
 
+@pytest.mark.smoke
 def test_operator_first_then_the_way_out(space: Space, reinstalled: None) -> None:
     bus = Bus.make(space, NAME)
     space.apply(queue("orders", NAME), queue("kept", NAME))
