@@ -196,6 +196,9 @@ async def test_an_error_of_one_resource_is_shown_and_leaves_the_others_alone(
             raise errors[resource.key.name]
         return ready(context, resource)
 
+    def reasons() -> set[str]:
+        return {each["reason"] for each in server.request("GET", EVENTS.path(namespace))["items"]}
+
     for name in (*errors, "good"):
         make(server, "Queue", name, namespace)
     async with leading(configuration, {"Queue": look}, namespaces=(namespace,)) as run:
@@ -212,10 +215,7 @@ async def test_an_error_of_one_resource_is_shown_and_leaves_the_others_alone(
         assert run.looked_at("wrong") == 1
         assert run.value("reconciles_total", kind="Queue", result="failed") >= 2
         assert run.value("reconciles_total", kind="Queue", result="refused") >= 1
-        reasons = {
-            each["reason"] for each in server.request("GET", EVENTS.path(namespace))["items"]
-        }
-        assert reasons == {"ReconcileFailed", "InvalidFilter"}
+        await eventually(lambda: reasons() == {"ReconcileFailed", "InvalidFilter"})
 
 
 async def test_a_conflict_is_resolved_by_reading_again(
