@@ -198,6 +198,32 @@ async def test_a_namespace_without_rules_has_a_secret_for_everything(keys: Keys)
     assert str(message) == "hello"
 
 
+async def test_a_queue_that_was_lost_has_the_keys_of_its_secrets_again(keys: Keys) -> None:
+    """Clients go on with the connection strings that they have."""
+    keys.put("Queue", {"owner": {"name": "shop"}, "authorizationRules": [APP]})
+    await keys.sync()
+    version, rule = keys.version("orders-queue-app"), keys.rules()["app"]
+    keys.bus.caller.delete("/v1/queues/orders")
+    keys.bus.caller.put("/v1/queues/orders", {})
+    await keys.session.catch_up()
+    assert "AuthorizationRuleCreated" in {each.reason for each in (await keys.sync()).events}
+    for name in ("primaryKey", "secondaryKey"):
+        assert keys.rules()["app"][name] == rule[name]
+    assert keys.version("orders-queue-app") == version
+
+
+async def test_an_exported_value_is_no_key_of_a_queue_that_was_lost(keys: Keys) -> None:
+    exported = {"endpoint": {"name": "orders-queue-app", "key": "primaryKey"}}
+    rules = {"authorizationRules": [APP], "operatorSpec": {"secrets": exported}}
+    keys.put("Queue", {"owner": {"name": "shop"}, **rules})
+    await keys.sync()
+    keys.bus.caller.delete("/v1/queues/orders")
+    keys.bus.caller.put("/v1/queues/orders", {})
+    await keys.session.catch_up()
+    await keys.sync()
+    assert not keys.rules()["app"]["primaryKey"].startswith("sb:")
+
+
 async def test_a_second_look_changes_nothing_and_asks_the_bus_nothing(keys: Keys) -> None:
     keys.put("Queue", {"owner": {"name": "shop"}, "authorizationRules": [APP]})
     first = await keys.sync()

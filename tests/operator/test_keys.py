@@ -21,6 +21,7 @@ from postbus_operator.keys.rules import (
     RulePlan,
     Side,
     SourceKeys,
+    former_keys,
     is_own,
     plan_rules,
     read_source,
@@ -35,6 +36,7 @@ FORMER_MARK = "postbus.dev/queues/shop/orders/uid-1"
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 PAUSE = timedelta(minutes=5)
 KEY = "k" * 44
+OTHER = "o" * 44
 
 
 def resource(kind: str, spec: dict[str, Any]) -> Resource:
@@ -153,6 +155,30 @@ def test_a_rotation_renews_one_key_of_each_rule_whose_keys_the_bus_makes() -> No
     assert (put.name, put.primary, put.secondary) == ("app", "new-key", "app-2")
     (put,) = plan(wanted, there, source, "secondary").puts
     assert (put.name, put.primary, put.secondary) == ("app", "app-1", "new-key")
+
+
+def test_a_lost_rule_gets_the_keys_of_its_secret_again() -> None:
+    (put,) = plan([rule("app")], [], {"app": SourceKeys(KEY, OTHER)}).puts
+    assert (put.primary, put.secondary) == (KEY, OTHER)
+    (put,) = plan([rule("app")], [], {"app": SourceKeys(None, KEY)}, "primary").puts
+    assert (put.primary, put.secondary) == ("new-key", KEY)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "keys"),
+    [
+        (None, SourceKeys(KEY, OTHER)),
+        ("primary", SourceKeys(None, KEY)),
+        ("secondary", SourceKeys(KEY, None)),
+    ],
+)
+def test_a_key_that_a_rotation_shows_keeps_its_side(hidden: str | None, keys: SourceKeys) -> None:
+    shown = secret(primaryKey=KEY, secondaryKey=KEY if hidden else OTHER)
+    assert former_keys(shown, "app", hidden) == keys
+
+
+def test_what_is_no_key_is_not_taken_from_a_secret() -> None:
+    assert former_keys(secret(primaryKey="short"), "app", None) is None
 
 
 # --- any bus ------------------------------------------------------------------------------------

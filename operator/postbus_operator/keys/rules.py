@@ -64,9 +64,9 @@ class FoundRule:
 
 @dataclass(frozen=True, slots=True)
 class SourceKeys:
-    """Keys of a user's Secret; `secondary` None: the bus makes it."""
+    """Keys of a Secret; one that is None stays as it is on the bus, or the bus makes it."""
 
-    primary: str = field(repr=False)
+    primary: str | None = field(repr=False)
     secondary: str | None = field(repr=False)
 
 
@@ -124,6 +124,24 @@ def _text(packed: str) -> str | None:
         return None
     is_valid = LEAST_KEY_CHARS <= len(text) <= MAX_KEY_CHARS and PLAIN_KEY.fullmatch(text)
     return text if is_valid else None
+
+
+def former_keys(secret: Mapping[str, Any], rule: str, hidden: str | None) -> SourceKeys | None:
+    """Return the keys that a Secret of the operator has for a rule that the bus has no longer.
+
+    `hidden`: the key that the Secret does not name, since it names the other one twice. None: what
+    is in it are no keys.
+    """
+    found = read_source(rule, "", secret)
+    if isinstance(found, Problem):
+        return None
+    match hidden:
+        case "primary":
+            return SourceKeys(None, found.primary)
+        case "secondary":
+            return SourceKeys(found.primary, None)
+        case _:
+            return found
 
 
 # --- rotation -----------------------------------------------------------------------------------
@@ -221,8 +239,9 @@ def plan_rules(
 ) -> RulePlan:
     """Return the changes that make the rules of the bus those that are wanted.
 
-    `sources`: the keys of wanted rules with `secretName`, by rule. `mark`: that of the resource.
-    Without its Secret, a rule that exists keeps its keys, and a new one is not made.
+    `sources`: by rule, the keys of wanted rules with `secretName`, and former keys of rules that
+    the bus has lost. `mark`: that of the resource. Without the Secret that `secretName` names, a
+    rule that exists keeps its keys, and a new one is not made.
     """
     known = {rule.name: rule for rule in found}
     puts: list[RulePut] = []
@@ -260,9 +279,9 @@ def _put(
     """Return the rule as it shall be; the keys of one that exists are named."""
     primary = before.keys.primary if before is not None else None
     secondary = before.keys.secondary if before is not None else None
-    if source is not None:
-        primary, secondary = source.primary, source.secondary or secondary
-    elif rule.secret_name is None and renewed == "primary":
+    if source is not None and (rule.secret_name is not None or before is None):
+        primary, secondary = source.primary or primary, source.secondary or secondary
+    if rule.secret_name is None and renewed == "primary":
         primary = new_key()
     elif rule.secret_name is None and renewed == "secondary":
         secondary = new_key()

@@ -40,6 +40,7 @@ from postbus_operator.keys.rules import (
     RotationStep,
     RulePlan,
     SourceKeys,
+    former_keys,
     plan_rules,
     read_source,
     rotation_step,
@@ -267,7 +268,8 @@ class _KeySync:
     async def _change_rules(self, step: RotationStep) -> tuple[list[RuleKeys], RotationStep]:
         """Return the rules whose Secrets are to be written, after all changes of the bus."""
         found = await self._rules()
-        plan = plan_rules(self._wanted, found, self._sources, self._mark, step.renewed, new_key)
+        sources = self._sources | await self._former_keys(found)
+        plan = plan_rules(self._wanted, found, sources, self._mark, step.renewed, new_key)
         self._problems += plan.problems
         control = self._session.control
         for name in plan.deletes:
@@ -286,6 +288,30 @@ class _KeySync:
         hidden = dict.fromkeys(self._rotating(plan), step.hidden)
         kept = [by_name[name] for name in plan.kept if name in by_name]
         return [RuleKeys(rule.name, rule.keys, hidden.get(rule.name)) for rule in kept], step
+
+    async def _former_keys(self, found: Sequence[FoundRule]) -> dict[str, SourceKeys]:
+        """Return the keys of own Secrets whose rules the bus has lost, as with its entity.
+
+        Clients go on with their connection strings once the entity has been made again.
+        """
+        known = {rule.name for rule in found}
+        chosen = chosen_names(self._resource)  # the user says what is below which key in these
+        own = self._own_secrets()
+        former: dict[str, SourceKeys] = {}
+        for rule in self._wanted:
+            name = secret_name(self._resource.key, rule.name)
+            if rule.name in known or rule.secret_name or name in chosen or name not in own:
+                continue
+            try:
+                secret = await self._context.api.get(SECRETS, self._resource.key.namespace, name)
+            except NotFound:
+                continue
+            notes = secret["metadata"].get("annotations") or {}
+            if self._is_own(secret) and notes.get(RULE_ANNOTATION) == rule.name:
+                keys = former_keys(secret, rule.name, notes.get(HIDDEN_ANNOTATION))
+                if keys is not None:
+                    former[rule.name] = keys
+        return former
 
     def _rotating(self, plan: RulePlan) -> list[str]:
         made = {rule.name for rule in self._wanted if rule.secret_name is None}
