@@ -36,7 +36,7 @@ NAMESPACE = "shop"
 SCHEMAS = {kind.name: schema_of(kind) for kind in KINDS}
 PERIODS = Periods(wait_s=1, counts_s=0.2, outage_s=0.3, pause_s=0.05)
 SETTLE_S = 30.0
-UIDS = itertools.count(1)
+UIDS = itertools.count(9999, -1)  # falling: nothing may depend on newer ones being larger
 SETTINGS = Settings()
 
 

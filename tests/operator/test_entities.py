@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -269,6 +270,18 @@ async def test_the_older_of_two_claims_wins(cluster: SmallCluster) -> None:
     await cluster.settle()
     assert not cluster.exists(first)
     assert cluster.condition(second, "Ready") == READY
+
+
+async def test_a_claim_of_the_same_second_takes_nothing_from_who_has_it(
+    cluster: SmallCluster,
+) -> None:
+    first = cluster.apply("Queue", "first", entityName="orders")
+    await cluster.settle()
+    cluster.now -= timedelta(seconds=1)
+    second = cluster.apply("Queue", "second", entityName="orders")
+    await cluster.settle()
+    assert cluster.condition(first, "Ready") == READY
+    assert cluster.condition(second, "Ready") == ("False", "OwnedByOther")
 
 
 async def test_adoption_takes_what_matches_or_anything_or_nothing(cluster: SmallCluster) -> None:

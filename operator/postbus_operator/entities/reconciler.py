@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final
 
 from postbus.client.control import RequestRefused
@@ -63,7 +64,7 @@ async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     if isinstance(owner, NoOwner):
         return _waiting(resource, draft, owner)
     draft.set("OwnerResolved", "True", "Resolved", f"belongs to {owner.direct.key}")
-    winner = min(_claims(context, resource), key=lambda each: (each.created_at, each.uid))
+    winner = min(_claims(context, resource), key=_precedence)
     if winner.key != resource.key:
         text = f"{winner.key} is older and has the entity: set another entityName, or delete one"
         return _taken(resource, draft, text)
@@ -71,6 +72,11 @@ async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     if session is None or session.trouble is not None:
         raise BackendUnavailable(context.buses.trouble_of(owner.bus))
     return await _Look(context, resource, owner, session, draft).run()
+
+
+def _precedence(resource: Resource) -> tuple[datetime, bool, str]:
+    """Return what orders claims: creation, in whole seconds, then whether it has the entity."""
+    return resource.created_at, "entityId" not in resource.status, resource.uid
 
 
 def _claims(context: Context, resource: Resource) -> list[Resource]:
