@@ -284,6 +284,23 @@ async def test_a_claim_of_the_same_second_takes_nothing_from_who_has_it(
     assert cluster.condition(second, "Ready") == ("False", "OwnedByOther")
 
 
+async def test_an_older_claim_that_is_admitted_later_takes_nothing_from_who_has_it(
+    cluster: SmallCluster,
+) -> None:
+    older = cluster.apply("Queue", "older", owner_namespace="shop", namespace="t", entityName="q")
+    holder = cluster.apply("Queue", "holder", entityName="q")
+    await cluster.settle()
+    cluster.apply("Namespace", "bus", operatorSpec={"allowedNamespaces": {"from": "All"}})
+    cluster.lose_status(holder)
+    await cluster.settle()
+    assert cluster.condition(holder, "Ready") == READY
+    assert cluster.condition(older, "Ready") == ("False", "OwnedByOther")
+    assert "Queue shop/holder" in cluster.message(older, "Ready")
+    cluster.delete(holder)
+    await cluster.settle()
+    assert cluster.condition(older, "Ready") == READY
+
+
 async def test_adoption_takes_what_matches_or_anything_or_nothing(cluster: SmallCluster) -> None:
     api = cluster.running.caller
     for name in ("same", "other", "always", "never"):

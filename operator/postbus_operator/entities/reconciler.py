@@ -5,7 +5,7 @@ Decisions are made by `entity_plan`, `release` and `idle`; here they meet the bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -64,14 +64,25 @@ async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     if isinstance(owner, NoOwner):
         return _waiting(resource, draft, owner)
     draft.set("OwnerResolved", "True", "Resolved", f"belongs to {owner.direct.key}")
-    winner = min(_claims(context, resource), key=_precedence)
-    if winner.key != resource.key:
-        text = f"{winner.key} is older and has the entity: set another entityName, or delete one"
-        return _taken(resource, draft, text)
     session = await context.buses.of(owner.bus)
     if session is None or session.trouble is not None:
         raise BackendUnavailable(context.buses.trouble_of(owner.bus))
+    winner = _winner(session, owner, _claims(context, resource))
+    if winner.key != resource.key:
+        text = f"{winner.key} has the entity: set another entityName, or delete one"
+        return _taken(resource, draft, text)
     return await _Look(context, resource, owner, session, draft).run()
+
+
+def _winner(session: BusSession, owner: Owner, claims: Sequence[Resource]) -> Resource:
+    """Return the claim that has the entity on the bus; if none has it, the oldest one.
+
+    An older one may be admitted later: the entity stays with the resource whose mark it has.
+    """
+    topic = owner.direct.entity_name if claims[0].key.kind == "Subscription" else ""
+    live = session.view.find(path_of(claims[0], topic).name)
+    mark = None if live is None else live.mark
+    return min(claims, key=lambda each: (mark_of(each) != mark, *_precedence(each)))
 
 
 def _precedence(resource: Resource) -> tuple[datetime, bool, str]:
