@@ -149,6 +149,10 @@ e2e-down: ## end that cluster
 e2e: setup ## end-to-end tests on such a cluster, which then ends
 	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m "not slow" $(PYTEST_FLAGS)
 
+.PHONY: e2e-slow
+e2e-slow: setup ## tests of such a cluster that wait for minutes of real time
+	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m slow $(PYTEST_FLAGS)
+
 .PHONY: e2e-smoke
 e2e-smoke: setup ## install, message, pod kill, uninstall on such a cluster
 	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m smoke $(PYTEST_FLAGS)
