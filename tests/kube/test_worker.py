@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from postbus_operator.kube.api import Forbidden
 from postbus_operator.kube.resource_types import EVENTS, RESOURCES
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import Event, Outcome, SpecInvalid
+from postbus_operator.running import condition_events
 from postbus_operator.status import QueueStatus
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import configuration_of
@@ -216,6 +218,30 @@ async def test_an_error_of_one_resource_is_shown_and_leaves_the_others_alone(
         assert run.value("reconciles_total", kind="Queue", result="failed") >= 2
         assert run.value("reconciles_total", kind="Queue", result="refused") >= 1
         await eventually(lambda: reasons() == {"ReconcileFailed", "InvalidFilter"})
+
+
+async def test_a_condition_that_does_not_pass_is_reported_without_an_event_from_outside(
+    configuration: Configuration,
+    server: ApiServer,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(condition_events, "PATIENCE", timedelta(seconds=0.5))
+
+    async def look(context: Context, resource: Resource) -> Outcome:
+        conditions = Conditions(
+            resource.status.get("conditions", ()), resource.generation, context.now()
+        )
+        conditions.set("OwnerResolved", "False", "NotFound", "create the bus")
+        return Outcome(QueueStatus(conditions=conditions.all()), has_finalizer=True)
+
+    make(server, "Queue", "orders", namespace)
+    async with leading(configuration, {"Queue": look}, namespaces=(namespace,)):
+        [event] = await eventually(
+            lambda: server.request("GET", EVENTS.path(namespace))["items"], "an event"
+        )
+    assert (event["type"], event["reason"]) == ("Warning", "NotFound")
+    assert event["note"] == "create the bus"
 
 
 async def test_a_conflict_is_resolved_by_reading_again(

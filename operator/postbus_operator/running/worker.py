@@ -17,6 +17,7 @@ from postbus_operator.kube.resource_types import RESOURCES
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import BackendUnavailable, DependencyMissing, Outcome, SpecInvalid
 from postbus_operator.redaction import redacted
+from postbus_operator.running.condition_events import report
 from postbus_operator.running.status_patch import is_same, replacement, status_json
 from postbus_operator.running.work_queue import WorkQueue
 
@@ -84,16 +85,23 @@ class Worker:
             raise
         except Exception as error:  # noqa: BLE001  # one resource's bug must not stop the others
             return await self._after_failure(resource, error)
-        await self._apply(resource, outcome)
+        due_s = await self._apply(resource, outcome)
         self._queue.forget_failures(key)
         self._on_look(key.kind, "done")
-        return outcome.retry_s
+        return _sooner(outcome.retry_s, due_s)
 
-    async def _apply(self, resource: Resource, outcome: Outcome) -> None:
-        """Write what a look decided, the release last."""
+    async def _apply(self, resource: Resource, outcome: Outcome) -> float | None:
+        """Write what a look decided, the release last.
+
+        Return the seconds until a condition that may pass by itself has to be reported.
+        """
+        events, due_s = outcome.events, None
         if outcome.status is not None:
             await self._write_status(resource, status_json(outcome.status))
-        for event in outcome.events:
+            if not resource.is_paused:
+                found = report(outcome.status.conditions, events, self._context.now())
+                events, due_s = (*events, *found.events), found.due_s
+        for event in events:
             await self._events.post(resource, event)
         type = RESOURCES[resource.key.kind]
         if outcome.delete_resource and not resource.is_deleting:
@@ -103,6 +111,7 @@ class Worker:
         may_go = resource.is_deleting or not is_held(resource)
         if resource.has_finalizer and not outcome.has_finalizer and may_go:
             await self._with_finalizer(resource, is_there=False)
+        return due_s
 
     async def _write_status(self, resource: Resource, wanted: dict[str, object]) -> None:
         there = self._newest(resource).status
@@ -158,11 +167,11 @@ class Worker:
             failures=self._queue.failures(key),
             now=self._context.now(),
         )
-        await self._apply(resource, outcome)
+        due_s = await self._apply(resource, outcome)
         if isinstance(error, SpecInvalid):
             self._queue.forget_failures(key)
             return None
-        return pause if outcome.retry_s is None else outcome.retry_s
+        return _sooner(pause if outcome.retry_s is None else outcome.retry_s, due_s)
 
     async def _after_conflict(self, key: Key) -> float:
         """Read the resource again: the cache is behind, and its event may take long."""
@@ -184,6 +193,11 @@ class Worker:
         if isinstance(error, ApiUnavailable) and error.retry_after_s is not None:
             return max(pause, error.retry_after_s)
         return pause
+
+
+def _sooner(*pauses_s: float | None) -> float | None:
+    """Return the shortest pause; None: there is none."""
+    return min((each for each in pauses_s if each is not None), default=None)
 
 
 def _as_unavailable(error: Exception) -> Exception:
