@@ -12,6 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # cores: half of the time tests wait for timers and processes.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 PACKAGES := dataplane operator
+ALERTS := docs/alerts.yaml docs/operator-alerts.yaml
 CODE := dataplane operator charts tests bench e2e examples .ci
 
 .PHONY: help
@@ -105,7 +106,7 @@ check: setup ## format, lint, types, layers, unused code
 	$(BIN)/python -m tests.unused_definitions
 	$(BIN)/python -m postbus_operator.crdgen --check crds
 	$(BIN)/python -m postbus_operator.generate.reference --check docs/guides/kubernetes-reference.md
-	$(BIN)/python -m postbus_operator.generate.chartgen --check charts docs/alerts.yaml
+	$(BIN)/python -m postbus_operator.generate.chartgen --check charts $(ALERTS)
 	$(BIN)/python -m dashboards.generate --check charts/postbus/dashboards
 
 .PHONY: format
@@ -163,8 +164,8 @@ metrics-tools: ## unpack prometheus and promtool; needs Debian
 
 .PHONY: test-alerts
 test-alerts: metrics-tools ## the alert rules with Prometheus's own promtool
-	$(PROMTOOL) check rules docs/alerts.yaml
-	$(PROMTOOL) test rules tests/alerts_test.yaml
+	$(PROMTOOL) check rules $(ALERTS)
+	$(PROMTOOL) test rules tests/alerts_test.yaml tests/operator_alerts_test.yaml
 
 PROMTOOL = PATH="$$PATH:$${E2E_CACHE:-e2e/.cache}/bin" promtool
 
@@ -182,7 +183,7 @@ openapi: setup ## write docs/openapi.json from the table of the control API
 crds: setup ## write crds/, their reference and what charts have of them
 	@$(BIN)/python -m postbus_operator.crdgen crds
 	@$(BIN)/python -m postbus_operator.generate.reference docs/guides/kubernetes-reference.md
-	@$(BIN)/python -m postbus_operator.generate.chartgen charts docs/alerts.yaml
+	@$(BIN)/python -m postbus_operator.generate.chartgen charts $(ALERTS)
 	@$(BIN)/python -m dashboards.generate charts/postbus/dashboards
 
 .PHONY: manifests

@@ -24,6 +24,7 @@ from tests.kube.helm import SYSTEM, Object, Values, helm, of_kind, one, rendered
 WATCHED: Final = ["team-a", "team-b"]
 
 SCOPED: Final[Values] = {"rbac": {"scope": "namespace"}, "watchNamespaces": WATCHED}
+WIKI: Final = "https://wiki.example.org/postbus/"
 LABEL: Final = {"team": "messaging"}
 EVERYTHING: Final[Values] = {
     "global": {"imageRegistry": "registry.example.org/mirror", "imagePullSecrets": ["mirror"]},
@@ -435,8 +436,13 @@ def test_monitoring_is_rendered_on_demand_only() -> None:
     assert {each["port"] for each in monitor["endpoints"]} == {
         each["name"] for each in service["spec"]["ports"]
     }
-    alerts = yaml.safe_load((ROOT / "docs" / "alerts.yaml").read_text())
-    assert one(made, "PrometheusRule")["spec"] == alerts
+    files = [ROOT / "docs" / name for name in ("alerts.yaml", "operator-alerts.yaml")]
+    groups = [each for file in files for each in yaml.safe_load(file.read_text())["groups"]]
+    assert one(made, "PrometheusRule")["spec"] == {"groups": groups}
+    at_wiki = rendered(MONITORED | {"prometheusRule": {"enabled": True, "runbookUrl": WIKI}})
+    for group in one(at_wiki, "PrometheusRule")["spec"]["groups"]:
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook_url"].startswith(f"{WIKI}docs/guides/")
     scoped = rendered(SCOPED | MONITORED)
     assert one(scoped, "PodMonitor")["spec"]["namespaceSelector"] == {"matchNames": WATCHED}
 

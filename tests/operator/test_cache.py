@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from datetime import UTC, datetime
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postbus_operator.certificates import BACKDATE, LEAF_LIFE, leaf_data, new_authority
 from postbus_operator.kube.cache import Cache, ObjectKey
 from postbus_operator.kube.resource_types import RESOURCES, SECRETS, STATEFUL_SETS
 from postbus_operator.kube.slimming import value_digest
@@ -159,6 +161,30 @@ def test_values_of_secrets_are_digests() -> None:
     assert kept["data"] == {"password": value_digest(value)}
     assert "managedFields" not in kept["metadata"]
     assert secret["data"] == {"password": value}
+
+
+def test_the_end_of_a_certificate_is_kept_beside_the_digests() -> None:
+    now = datetime(2026, 11, 23, 9, tzinfo=UTC)
+    authority = new_authority("bus", now)
+    leaf = leaf_data(authority, ["bus.shop.svc"], now, None)
+    values = {
+        "bus-tls": leaf,
+        "garbage": {"tls.crt": b"-----BEGIN CERTIFICATE-----"},
+        "empty": {"tls.crt": b""},
+        "other": {"password": b"hush"},
+    }
+    secrets = {
+        name: shown(
+            "Secret", name, data={key: b64encode(each).decode() for key, each in of.items()}
+        )
+        for name, of in values.items()
+    }
+    secrets["odd"] = shown("Secret", "odd", data={"tls.crt": "no base64"}, certificateEnd=1)
+    cache = cache_of(*secrets.values())
+    end = now + LEAF_LIFE - BACKDATE
+    assert cache.certificate_ends() == {("shop", "bus-tls"): end.timestamp()}
+    cache.forget(shown("Secret", "bus-tls", 2))
+    assert cache.certificate_ends() == {}
 
 
 def test_kubectls_copy_of_an_object_is_not_kept() -> None:

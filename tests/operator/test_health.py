@@ -75,7 +75,15 @@ def test_a_standby_is_ready_while_the_api_server_answers_it(health: Health, cloc
 
 async def test_the_three_paths_are_served(health: Health, clock: Clock) -> None:
     health.watches, health.cache = Watches([QUEUES], clock()), Cache()
-    health.cache.observe(entity("Queue", "orders"))
+    conditions = [
+        {
+            "type": "Ready",
+            "status": "False",
+            "reason": "OwnerNotReady",
+            "lastTransitionTime": "2026-11-23T09:00:00Z",
+        }
+    ]
+    health.cache.observe(entity("Queue", "orders") | {"status": {"conditions": conditions}})
     health.epoch = (5 << 24) + 3
     server = HealthServer(health, Metrics(), SILENCE_S)
     async with server.run("127.0.0.1", 0) as port, aiohttp.ClientSession() as session:
@@ -92,3 +100,5 @@ async def test_the_three_paths_are_served(health: Health, clock: Clock) -> None:
         assert "postbus_operator_lease_transitions 3.0" in text
         assert "postbus_operator_leader 1.0" in text
         assert 'resource="queues"' in text
+        labels = 'condition="Ready",kind="Queue",reason="OwnerNotReady"'
+        assert f"postbus_operator_conditions{{{labels}}} 1.0" in text

@@ -1,9 +1,10 @@
 """Writes the generated parts of the charts: definitions, settings and alerts, tables of values.
 
-`python -m postbus_operator.generate.chartgen charts docs/alerts.yaml` writes; with `--check` it
-compares. A template is the definition of `crds/` with the values of the chart in its metadata. The
-table of a README lists the values that `values.yaml` describes in comments that begin with `# --`,
-and the settings of the operator, whose schema is that of `Settings`.
+`python -m postbus_operator.generate.chartgen charts docs/alerts.yaml docs/operator-alerts.yaml`
+writes; with `--check` it compares. A template is the definition of `crds/` with the values of the
+chart in its metadata. The groups of all files of alerts are one file in the chart. The table of a
+README lists the values that `values.yaml` describes in comments that begin with `# --`, and the
+settings of the operator, whose schema is that of `Settings`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,23 +177,33 @@ def values_schema(chart: Path) -> str:
 # --- files --------------------------------------------------------------------------------------
 
 
-def chart_files(charts: Path, alerts: Path) -> dict[Path, str]:
+GROUPS: Final = "groups:\n"
+
+
+def joined_alerts(files: Sequence[Path]) -> str:
+    """Return the groups of several files of rules as one file."""
+    made = f"# Written by `make crds` from {', '.join(each.name for each in files)}.\n"
+    for number, each in enumerate(files):
+        head, groups, rules = each.read_text(encoding="utf-8").partition(GROUPS)
+        made += head + (groups if number == 0 else "") + rules
+    return made
+
+
+def chart_files(charts: Path, alerts: Sequence[Path]) -> dict[Path, str]:
     """Return the path of each generated file and its text."""
     crds, operator = charts / CRD_CHART, charts / OPERATOR_CHART
     made = {crds / "templates" / name: text for name, text in crd_templates().items()}
     made[crds / "README.md"] = readme(crds)
     made[operator / "README.md"] = readme(operator, settings_table())
     made[operator / "values.schema.json"] = values_schema(operator)
-    made[operator / "files" / "alerts.yaml"] = (
-        f"# Written by `make crds` from {alerts.name}.\n" + alerts.read_text(encoding="utf-8")
-    )
+    made[operator / "files" / "alerts.yaml"] = joined_alerts(alerts)
     return made
 
 
 def main(arguments: list[str]) -> int:
     """Write the files, or with `--check` compare them; return the exit code."""
     is_check = "--check" in arguments
-    charts, alerts = (Path(each) for each in arguments if not each.startswith("-"))
+    charts, *alerts = (Path(each) for each in arguments if not each.startswith("-"))
     is_stale = False
     for path, text in chart_files(charts, alerts).items():
         if not is_check:

@@ -22,7 +22,7 @@ from postbus_operator.kube.resource_types import (
     ResourceType,
     type_of,
 )
-from postbus_operator.kube.slimming import Sharing, slim
+from postbus_operator.kube.slimming import CERTIFICATE_END, Sharing, slim
 from postbus_operator.objects import Key, Resource
 
 MAX_GONE: Final = 10_000
@@ -127,6 +127,10 @@ class Cache:
         """Return the number of resources of a kind."""
         return len(self._by_kind[kind])
 
+    def all(self) -> list[Resource]:
+        """Return all resources."""
+        return list(self._resources.values())
+
     def all_keys(self) -> list[Key]:
         """Return the keys of all resources."""
         return list(self._resources)
@@ -190,6 +194,14 @@ class Cache:
     def secrets_owned_by(self, owner: Key) -> list[Mapping[str, Any]]:
         """Return the Secrets that are of a resource, or of a former one with its name."""
         return [self._others[key] for key in sorted(self._owned_secrets.get(owner, ()))]
+
+    def certificate_ends(self) -> dict[tuple[str, str], float]:
+        """Return the ends of certificates, seconds since 1970, by namespace and Secret."""
+        return {
+            (key.namespace, key.name): found[CERTIFICATE_END]
+            for key, found in self._others.items()
+            if CERTIFICATE_END in found
+        }
 
     def labels_of_namespace(self, name: str) -> Mapping[str, str]:
         """Return the labels of a namespace of the cluster; none if it is not watched."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from postbus_operator.certificates import CERTIFICATE, CertificateInvalid, parse_chain
+
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+CERTIFICATE_END: Final = "certificateEnd"
+"""Field that a slim Secret has beside its data: end of its certificate, seconds since 1970."""
+
 SHORT_TEXT: Final = 64
 """Longer texts are seldom equal, and not worth a place in the table of shared ones."""
 
@@ -24,7 +30,7 @@ def slim(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object without managed fields and kubectl's copy.
 
     Values of a Secret are replaced by digests: what the operator holds in memory for long cannot
-    leak, and a changed value is still seen.
+    leak, and a changed value is still seen. The end of a certificate is kept beside them.
     """
     kept = dict(found)
     metadata = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
@@ -35,11 +41,23 @@ def slim(found: Mapping[str, Any]) -> dict[str, Any]:
         }
     kept["metadata"] = metadata
     if found.get("kind") == "Secret":
-        kept["data"] = {
-            name: value_digest(value) for name, value in (found.get("data") or {}).items()
-        }
+        data = found.get("data") or {}
+        kept["data"] = {name: value_digest(value) for name, value in data.items()}
         kept.pop("stringData", None)
+        kept.pop(CERTIFICATE_END, None)
+        end = _certificate_end(data.get(CERTIFICATE))
+        if end is not None:
+            kept[CERTIFICATE_END] = end
     return kept
+
+
+def _certificate_end(text: str | None) -> float | None:
+    """Return the end of the first certificate in a value of a Secret; None: there is none."""
+    try:
+        found = parse_chain(base64.b64decode(text or ""), CERTIFICATE)
+    except (ValueError, CertificateInvalid):
+        return None
+    return found[0].not_valid_after_utc.timestamp()
 
 
 class Sharing:

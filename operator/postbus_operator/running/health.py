@@ -18,6 +18,7 @@ from postbus_operator.crds import KINDS
 from postbus_operator.kube.cache import Cache
 from postbus_operator.kube.watches import Watches
 from postbus_operator.leader import TRANSITIONS
+from postbus_operator.running.abnormal import abnormal_conditions
 from postbus_operator.running.metrics import Metrics
 
 ELECTOR_SILENCE_S: Final = 60.0
@@ -127,6 +128,8 @@ class HealthServer:
         if health.cache is not None:
             for kind in KINDS:
                 self._metrics.set_resources(kind.name, health.cache.count(kind.name))
+            self._metrics.set_conditions(abnormal_conditions(health.cache.all()))
+            self._metrics.set_certificates(health.cache.certificate_ends())
         return web.Response(
             body=self._metrics.text(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter as Counts
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import postbus
 from postbus_operator.crds import KINDS
+from postbus_operator.running.abnormal import AbnormalCondition
 
 LOOK_BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 5, 20, 60, 120)
 REQUEST_BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 5, 30)
+
+MAX_SERIES: Final = 500
+"""Most series of a metric that has one for each resource, as for the entities of a broker."""
 
 RESULTS: Final = (
     "done", "waiting", "invalid", "unavailable", "refused", "failed", "conflict", "unwritten",
@@ -76,6 +81,7 @@ class Metrics:
             "postbus_operator_info", "Version of the operator", ["version"], registry=self._registry
         )
         info.labels(postbus.__version__).set(1)
+        self._of_resources = _ResourceGauges(self._registry)
 
     def looked(self, kind: str, result: str) -> None:
         """Count a look."""
@@ -103,6 +109,55 @@ class Metrics:
         """Set the number of resources of a kind."""
         self._resources.labels(kind).set(count)
 
+    def set_conditions(self, found: Sequence[AbnormalCondition]) -> None:
+        """Set the conditions out of the ordinary; the oldest are first."""
+        self._of_resources.set_conditions(found)
+
+    def set_certificates(self, ends: Mapping[tuple[str, str], float]) -> None:
+        """Set the ends of certificates by namespace and Secret."""
+        self._of_resources.set_certificates(ends)
+
     def text(self) -> bytes:
         """Return all metrics as Prometheus reads them."""
         return generate_latest(self._registry)
+
+
+class _ResourceGauges:
+    """Gauges with a series for each resource or Secret, of which there may be too many."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._conditions = Gauge(
+            "postbus_operator_conditions",
+            "Conditions out of the ordinary: a Ready that is not True, and Reconciling, Stalled, "
+            "Drifted, DeletionBlocked",
+            ["kind", "condition", "reason"],
+            registry=registry,
+        )
+        self._condition_starts = Gauge(
+            "postbus_operator_condition_timestamp_seconds",
+            f"Begin of each of them, seconds since 1970; the {MAX_SERIES} oldest",
+            ["kind", "resource_namespace", "name", "condition", "reason"],
+            registry=registry,
+        )
+        self._certificate_ends = Gauge(
+            "postbus_operator_certificate_expiry_timestamp_seconds",
+            f"Ends of certificates in Secrets, seconds since 1970; the {MAX_SERIES} next ones",
+            ["resource_namespace", "secret"],
+            registry=registry,
+        )
+
+    def set_conditions(self, found: Sequence[AbnormalCondition]) -> None:
+        """Set the conditions out of the ordinary; the oldest are first."""
+        self._conditions.clear()
+        self._condition_starts.clear()
+        counts = Counts((each.resource.kind, each.type, each.reason) for each in found)
+        for labels, count in counts.items():
+            self._conditions.labels(*labels).set(count)
+        for each in found[:MAX_SERIES]:
+            self._condition_starts.labels(*each.resource, each.type, each.reason).set(each.start)
+
+    def set_certificates(self, ends: Mapping[tuple[str, str], float]) -> None:
+        """Set the ends of certificates by namespace and Secret."""
+        self._certificate_ends.clear()
+        for labels in sorted(ends, key=lambda each: (ends[each], each))[:MAX_SERIES]:
+            self._certificate_ends.labels(*labels).set(ends[labels])
