@@ -148,7 +148,7 @@ e2e-down: ## end that cluster
 
 .PHONY: e2e
 e2e: setup ## end-to-end tests on such a cluster, which then ends
-	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m "not slow" $(PYTEST_FLAGS)
+	@e2e/test.sh e2e/suite.sh $(PYTEST_FLAGS)
 
 .PHONY: e2e-slow
 e2e-slow: setup ## tests of such a cluster that wait for minutes of real time

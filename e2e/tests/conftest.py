@@ -1,12 +1,17 @@
 """An installed operator for the whole run, and a bus that most tests share.
 
-Tests take KUBECONFIG and E2E_IMAGE_TAG, the tag of the images that the cluster has (dev).
+Tests take KUBECONFIG and E2E_IMAGE_TAG, the tag of the images that the cluster has (dev). With
+E2E_KEEP_OPERATOR the operator stays installed.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -17,6 +22,9 @@ from e2e.tests.guide import quickstart
 
 ORDER: Final = ("test_cluster", "test_quickstart", "*", "test_uninstall")
 """Modules that come first and last: what others need, and what takes it away."""
+
+INSTALLING: Final = Path(tempfile.gettempdir()) / "postbus-e2e-installing"
+"""Lock of the one of several runs that installs what is missing."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,12 +49,14 @@ def is_installed(release: str, namespace: str) -> bool:
 def install_operator() -> bool:
     """Install as the guide says what is missing; return whether the operator was."""
     definitions, operator = quickstart().installs
-    if not is_installed("postbus-crds", "default"):
-        run("bash", "-euc", definitions)
-    if is_installed("postbus", SYSTEM):
-        return False
-    run("bash", "-euc", operator)
-    return True
+    with INSTALLING.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_installed("postbus-crds", "default"):
+            run("bash", "-euc", definitions)
+        if is_installed("postbus", SYSTEM):
+            return False
+        run("bash", "-euc", operator)
+        return True
 
 
 def uninstall_operator() -> None:
@@ -67,7 +77,8 @@ def installed_at() -> Iterator[float]:
     began = time.monotonic()
     is_ours = install_operator()
     yield began
-    if is_ours and is_installed("postbus", SYSTEM):
+    is_kept = "E2E_KEEP_OPERATOR" in os.environ
+    if is_ours and not is_kept and is_installed("postbus", SYSTEM):
         if is_installed("postbus-crds", "default"):
             wait_for(
                 lambda: kubectl("get", "postbus", "-A", "--output=name"), lambda found: not found

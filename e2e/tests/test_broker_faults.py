@@ -12,6 +12,8 @@ from e2e.tests.figures import record
 from e2e.tests.manifests import queue
 from e2e.tests.traffic import traffic
 
+pytestmark = pytest.mark.alone
+
 REFUSED_S: Final = 15.0
 """Sends are refused no longer than that."""
 

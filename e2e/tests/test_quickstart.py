@@ -14,6 +14,7 @@ from e2e.tests.guide import quickstart
 FIRST_MESSAGE_S: Final = 60.0
 
 
+@pytest.mark.alone
 @pytest.mark.smoke
 def test_quickstart_of_the_guide_works_as_written(installed_at: float) -> None:
     lines = quickstart()

@@ -18,7 +18,7 @@ OVERLAP_S: Final = 40
 """Time between the steps; by default minutes, for kubelets that update mounted Secrets late."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def short_overlap(operator: None) -> Iterator[None]:
     set_overlap(f"={OVERLAP_S}")
     try:

@@ -18,6 +18,8 @@ from e2e.tests.guide import blocks
 from e2e.tests.manifests import bus as bus_manifest
 from e2e.tests.manifests import queue
 
+pytestmark = pytest.mark.last
+
 NAME: Final = "e2e-bus"
 RELEASED_S: Final = 10.0
 DEFINITIONS_S: Final = 60.0
