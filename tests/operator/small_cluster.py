@@ -160,6 +160,15 @@ class SmallCluster:
         }
         self._store(key, found)
 
+    def show(self, key: Key, *conditions: tuple[str, str, str, str]) -> None:
+        """Set the conditions of a resource that nobody reconciles here, such as the bus."""
+        found = copy.deepcopy(self._objects[key])
+        names = ("type", "status", "reason", "message")
+        found["status"] = {
+            "conditions": [dict(zip(names, each, strict=True)) for each in conditions]
+        }
+        self._store(key, found)
+
     def lose_status(self, key: Key) -> None:
         found = copy.deepcopy(self._objects[key])
         found.pop("status", None)

@@ -249,6 +249,25 @@ async def test_entities_may_come_before_their_owner(cluster: SmallCluster) -> No
     assert cluster.condition(queue, "OwnerResolved") == ("True", "Resolved")
 
 
+async def test_an_entity_is_not_ready_before_its_bus_and_stays_so_after_it(
+    cluster: SmallCluster,
+) -> None:
+    cluster.show(cluster.bus, ("Ready", "False", "Updating", "pods start"))
+    queue = cluster.apply("Queue", "orders")
+    await cluster.settle()
+    assert cluster.condition(queue, "Programmed") == ("True", "Applied")
+    assert cluster.condition(queue, "Ready") == ("False", "OwnerNotReady")
+    assert "pods start" in cluster.message(queue, "Ready")
+    assert cluster.condition(queue, "Reconciling") == ("True", "WaitingForOwner")
+    cluster.show(cluster.bus, ("Ready", "True", "Ready", "the bus takes messages"))
+    await cluster.settle()
+    assert cluster.condition(queue, "Ready") == READY
+    assert cluster.condition(queue, "Reconciling")[0] != "True"
+    cluster.show(cluster.bus, ("Ready", "False", "Updating", "a pod is replaced"))
+    await cluster.settle()
+    assert cluster.condition(queue, "Ready") == READY
+
+
 async def test_a_bus_admits_only_the_namespaces_that_it_names(cluster: SmallCluster) -> None:
     foreign = cluster.apply("Queue", "orders", owner="bus", owner_namespace="shop", namespace="t")
     await cluster.settle()
@@ -257,6 +276,19 @@ async def test_a_bus_admits_only_the_namespaces_that_it_names(cluster: SmallClus
     cluster.apply("Namespace", "bus", operatorSpec={"allowedNamespaces": {"from": "All"}})
     await cluster.settle()
     assert cluster.condition(foreign, "Ready") == READY
+
+
+async def test_a_claim_from_a_namespace_that_is_not_admitted_does_not_count(
+    cluster: SmallCluster,
+) -> None:
+    """Everyone may write the name of a foreign bus: that must not take its entities' names."""
+    foreign = cluster.apply(
+        "Queue", "first", owner_namespace="shop", namespace="team", entityName="orders"
+    )
+    own = cluster.apply("Queue", "orders")
+    await cluster.settle()
+    assert cluster.condition(own, "Ready") == READY
+    assert cluster.condition(foreign, "OwnerResolved") == ("False", "NotPermitted")
 
 
 async def test_the_older_of_two_claims_wins(cluster: SmallCluster) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Final
 
 from postbus.client.control import RequestRefused
@@ -82,12 +81,7 @@ def _winner(session: BusSession, owner: Owner, claims: Sequence[Resource]) -> Re
     topic = owner.direct.entity_name if claims[0].key.kind == "Subscription" else ""
     live = session.view.find(path_of(claims[0], topic).name)
     mark = None if live is None else live.mark
-    return min(claims, key=lambda each: (mark_of(each) != mark, *_precedence(each)))
-
-
-def _precedence(resource: Resource) -> tuple[datetime, bool, str]:
-    """Return what orders claims: creation, in whole seconds, then whether it has the entity."""
-    return resource.created_at, "entityId" not in resource.status, resource.uid
+    return min(claims, key=lambda each: (mark_of(each) != mark, each.created_at, each.uid))
 
 
 def _claims(context: Context, resource: Resource) -> list[Resource]:
@@ -424,12 +418,25 @@ class _Look:
             draft.set("Ready", "False", "Updating", text)
             return _outcome(self._resource, draft, *self._events, retry_s=PARTIAL_RETRY_S)
         draft.set("Programmed", "True", "Applied", "all partitions have the definition")
-        draft.set("Ready", "True", "Ready", "the entity is in use as the resource says")
+        self._set_ready()
         keys = await self._keys()
         if keys.condition is not None:
             draft.set("SecretsSynced", *keys.condition)
         draft.note_keys(keys.binding, keys.observed_secret_version)
         return _outcome(self._resource, draft, *self._events, *keys.events, retry_s=keys.retry_s)
+
+    def _set_ready(self) -> None:
+        """Set Ready; what is new waits for its bus, and is not changed with it later."""
+        bus = self._owner.bus
+        found = {each["type"]: each for each in bus.status.get("conditions", ())}
+        is_usable = found.get("Ready", {}).get("status") != "False"
+        if is_usable or self._draft.was("Ready") == "True":
+            text = "the entity is in use as the resource says"
+            self._draft.set("Ready", "True", "Ready", text)
+            return
+        text = f"{bus.key} is not ready yet: {found['Ready']['message']}"
+        self._draft.set("Ready", "False", "OwnerNotReady", text)
+        self._draft.set("Reconciling", "True", "WaitingForOwner", text)
 
     async def _keys(self) -> KeysResult:
         if self._path.kind == "subscription":
