@@ -72,6 +72,30 @@ class _Connection(DriverConnection):
                 found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+REFUSED_SETTING: Final = "unsupported startup parameter"
+"""Text of PgBouncer's error for a setting that Postgres itself takes."""
+
+POOLER: Final = (
+    "the address leads to a connection pooler, and the lock of a partition belongs to one"
+    " connection: use the address of Postgres itself"
+)
+
+
+async def is_shared(dsn: str, connection: Connection, backend: int) -> bool:
+    """Return whether a pooler gives the backend of an open connection to others, too.
+
+    `backend` is the server's process behind the connection. A proxy that hides it is found out with
+    a second connection: two that are open at once never have the same process on Postgres itself.
+    """
+    if connection.get_server_pid() == backend:
+        return False
+    second = await connect(dsn, "postbus setup", {})
+    try:
+        return bool(await second.fetchval("select pg_backend_pid()") == backend)
+    finally:
+        await second.close()
+
+
 async def connect(
     dsn: str,
     purpose: str,
@@ -95,6 +119,10 @@ async def connect(
             connection_class=_Connection,
             statement_cache_size=100 if caches_statements else 0,
         )
+    except asyncpg.ProtocolViolationError as error:
+        if REFUSED_SETTING in str(error):
+            raise ClientConfigurationError(POOLER) from None
+        raise
     except (ValueError, OverflowError) as error:
         if isinstance(error, CONNECTION_ERRORS):
             raise

@@ -21,7 +21,13 @@ import asyncpg
 
 from postbus.store.addresses import Address, fixed, target_of
 from postbus.store.beats import ANSWER_S, Beats
-from postbus.store.connections import SharedConnection, connect, unusable_file
+from postbus.store.connections import (
+    POOLER,
+    SharedConnection,
+    connect,
+    is_shared,
+    unusable_file,
+)
 from postbus.store.errors import (
     COMMIT_MS,
     CONNECTION_ERRORS,
@@ -308,6 +314,8 @@ class Store:
                 f"Postgres {row['version'] // 10_000} is too old; "
                 f"use {MIN_SERVER_VERSION // 10_000} or newer"
             )
+        if await is_shared(self._dsn, connection, row["backend"]):
+            raise StoreMisconfigured(POOLER)
         self._synchronous_commit = row["synchronous_commit"]
         risky = [name for name in DURABILITY if row[name] == "off"]
         if risky and not self._unsafe:
@@ -322,6 +330,7 @@ class Store:
 DURABILITY: Final = ("fsync", "full_page_writes", "synchronous_commit")
 SERVER_SETTINGS: Final = """
 select current_setting('server_version_num')::int as version,
+       pg_backend_pid() as backend,
        current_setting('fsync') as fsync,
        current_setting('full_page_writes') as full_page_writes,
        current_setting('synchronous_commit') as synchronous_commit
