@@ -187,8 +187,20 @@ def checked_pair(data: Data, now: datetime) -> x509.Certificate:
         begins = certificate.not_valid_before_utc
         raise CertificateInvalid(f"{CERTIFICATE} is not valid before {begins:%Y-%m-%d %H:%M} UTC")
     if data.get(BUNDLE):
-        parse_chain(data[BUNDLE], BUNDLE)
+        parse_authorities(data[BUNDLE], BUNDLE, now)
     return certificate
+
+
+def parse_authorities(text: bytes, name: str, now: datetime) -> list[x509.Certificate]:
+    """Return the certificates of authorities; one at least must not have expired.
+
+    Raises `CertificateInvalid`.
+    """
+    found = parse_chain(text, name)
+    end = max(each.not_valid_after_utc for each in found)
+    if now >= end:
+        raise CertificateInvalid(f"{name} expired at {end:%Y-%m-%d %H:%M} UTC")
+    return found
 
 
 def parse_chain(text: bytes, name: str) -> list[x509.Certificate]:

@@ -310,6 +310,29 @@ async def test_a_malformed_address_is_explained_without_it(rig: Rig, dsn: bytes)
     assert dsn.decode() not in stalled[2]
 
 
+async def test_an_authority_of_a_database_must_be_one_that_has_not_expired(rig: Rig) -> None:
+    await rig.put(EXTERNAL)
+    await rig.put_secret("db", dsn=DSN)
+    old = new_authority("db", rig.now - timedelta(days=4_000)).bundle
+    for text, said in ((b"garbage", "not a certificate"), (old, "ca.crt expired at")):
+        await rig.put_secret("db-ca", ca_crt=text)
+        await rig.look()
+        stalled = rig.condition("Stalled")
+        assert stalled is not None
+        assert stalled[1] == "SecretInvalid"
+        assert said in stalled[2]
+        assert "replace it" in stalled[2]
+        assert await rig.get(STATEFUL_SETS, "shop-bus-broker") is None
+    await rig.put_secret("db-ca", ca_crt=new_authority("db", rig.now).bundle)
+    await rig.look()
+    assert rig.condition("Stalled") is None
+    assert await rig.get(STATEFUL_SETS, "shop-bus-broker") is not None
+    rig.later += timedelta(days=4_000)
+    await rig.look()
+    assert "expired" in str(rig.condition("Stalled"))
+    assert await rig.get(STATEFUL_SETS, "shop-bus-broker") is not None
+
+
 async def test_generated_secrets_are_good_and_stay(rig: Rig) -> None:
     await rig.put({})
     await rig.look()

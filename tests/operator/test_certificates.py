@@ -220,6 +220,10 @@ def test_unusable_data_is_explained_without_its_content() -> None:
         checked_pair(made, NOON + 400 * DAY)
     with pytest.raises(CertificateInvalid, match="not valid before"):
         checked_pair(made, NOON - DAY)
+    old = new_authority("old", NOON - 4_000 * DAY).bundle
+    with pytest.raises(CertificateInvalid, match=r"ca.crt expired at 20"):
+        checked_pair(made | {BUNDLE: old}, NOON)
+    checked_pair(made | {BUNDLE: old + made[BUNDLE]}, NOON)
 
 
 @pytest.mark.parametrize("name", [CERTIFICATE, KEY, BUNDLE])

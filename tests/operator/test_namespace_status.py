@@ -156,8 +156,8 @@ def test_a_roll_is_shown_while_the_bus_works() -> None:
 def test_a_database_that_refuses_the_bus_is_named() -> None:
     for text, reason in (
         ('role "bus" was refused: wrong password', "AuthFailed"),
-        ("the store has another schema version", "SchemaOutdated"),
-        ("fsync is off", "Unreachable"),
+        ("the store tables have version 9; run the newer version", "SchemaOutdated"),
+        ("fsync is off", "Misconfigured"),
     ):
         look = whole()
         look.broker = workload("shop-bus-broker", ready=False)

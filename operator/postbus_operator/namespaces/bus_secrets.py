@@ -23,7 +23,7 @@ from postbus_operator.certificates import (
     checked_pair,
     leaf_data,
     new_authority,
-    parse_chain,
+    parse_authorities,
     renewed_authority,
 )
 from postbus_operator.children import secret_objects as objects
@@ -283,7 +283,7 @@ class _Keeper:
                 if found is None:
                     return False
                 try:
-                    parse_chain(found, reference.key)
+                    parse_authorities(found, reference.key, self._context.now())
                 except CertificateInvalid as error:
                     self._stall(f"Secret {reference.name}: {error}: replace it")
                     return False

@@ -185,10 +185,12 @@ def _set_storage(look: Look, found: Conditions) -> None:
         found.set("StorageReady", "False", "Unreachable", f"waits for {waiting[0]}: {reason}")
     elif look.broker_trouble is not None and look.broker_trouble.exit_code == STORE_EXIT:
         text = look.broker_trouble.text
-        found.set("StorageReady", "False", _storage_reason(text), text)
+        reason = _storage_reason(text, is_refused=True)
+        found.set("StorageReady", "False", reason, f"{text}{_advice(look)}")
     elif "the store" in look.readiness_trouble:
         text = look.readiness_trouble
-        found.set("StorageReady", "False", _storage_reason(text), text)
+        reason = _storage_reason(text, is_refused=False)
+        found.set("StorageReady", "False", reason, f"{text}{_advice(look)}")
     elif look.bus_status is None:
         found.set("StorageReady", "Unknown", "Unreachable", "waits for a broker that can tell")
     elif len(look.loaded) < len(look.bus_status.partitions):
@@ -203,12 +205,30 @@ AUTHENTICATION: Final = ("authorizationspecification", "password", "role ")
 pg_hba.conf."""
 
 
-def _storage_reason(text: str) -> str:
-    """Return the reason for what a broker says of its database."""
+NEWER: Final = "run the newer version"
+"""Part of what a broker says of tables that a later version has made."""
+
+
+def _storage_reason(text: str, *, is_refused: bool) -> str:
+    """Return the reason for what a broker says of its database.
+
+    `is_refused`: the broker does not wait for it, for waiting does not help.
+    """
     text = text.lower()
-    if "schema" in text:
+    if NEWER in text:
         return "SchemaOutdated"
-    return "AuthFailed" if any(each in text for each in AUTHENTICATION) else "Unreachable"
+    if any(each in text for each in AUTHENTICATION):
+        return "AuthFailed"
+    return "Misconfigured" if is_refused else "Unreachable"
+
+
+def _advice(look: Look) -> str:
+    """Return the next step for databases of the user's own."""
+    stores = () if look.bus is None else look.bus.spec.operator_spec.storage.stores
+    found = {each.postgres.secret_ref.name for each in stores if each.postgres is not None}
+    if not found:
+        return ""
+    return f": repair the database, or correct its address in Secret {', '.join(sorted(found))}"
 
 
 def _set_partitions(look: Look, found: Conditions) -> None:
