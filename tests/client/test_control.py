@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
 import ssl
 import threading
@@ -11,7 +12,14 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from postbus.client.control import ControlClient, Failure, RequestFailed, RequestRefused, part
+from postbus.client.control import (
+    MAX_ANSWER,
+    ControlClient,
+    Failure,
+    RequestFailed,
+    RequestRefused,
+    part,
+)
 from postbus.contract.control import ProblemType
 from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
@@ -61,8 +69,10 @@ async def test_wrong_token_is_refused_and_in_no_error(running: ControlledBus) ->
     assert secret not in repr(caught.value)
 
 
-async def failure_at(url: str, trusted: ssl.SSLContext | None = None) -> Failure:
-    async with ControlClient(url, "token", trusted) as client:
+async def failure_at(
+    url: str, trusted: ssl.SSLContext | None = None, max_answer: int = MAX_ANSWER
+) -> Failure:
+    async with ControlClient(url, "token", trusted, max_answer=max_answer) as client:
         with pytest.raises(RequestFailed) as caught:
             await client.get("/v1/queues")
     return caught.value.failure
@@ -116,6 +126,48 @@ JSON = b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 async def test_other_servers_are_no_control_api(answer: bytes, expected: Failure) -> None:
     with server_that_says(answer) as url:
         assert await failure_at(url) is expected
+
+
+LONG = b"[" + b"1," * 40_000 + b"1]"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def answer(body: bytes, *headers: bytes) -> bytes:
+    length = b"Content-Length: %d" % len(body)
+    return b"\r\n".join([b"HTTP/1.1 200 OK", length, *headers, b"", body])
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param(answer(LONG), Failure.TOO_LONG, id="with its length"),
+        pytest.param(
+            CHUNKED + b"10000\r\n" + b"1" * 65_536 + b"\r\n", Failure.TOO_LONG, id="without an end"
+        ),
+        pytest.param(
+            answer(gzip.compress(LONG), b"Content-Encoding: gzip"),
+            Failure.NOT_A_CONTROL_API,
+            id="compressed",
+        ),
+    ],
+)
+async def test_an_answer_is_not_read_beyond_its_bound(said: bytes, expected: Failure) -> None:
+    with server_that_says(said) as url:
+        assert await failure_at(url, max_answer=50_000) is expected
+
+
+async def test_an_answer_of_many_levels_is_no_crash() -> None:
+    with server_that_says(answer(b"[" * 200_000)) as url:
+        assert await failure_at(url) is Failure.NOT_A_CONTROL_API
+
+
+async def test_a_list_of_empty_pages_has_an_end() -> None:
+    page = answer(b'{"items": [], "nextSkip": 1}', b"Connection: close")
+    with server_that_says(page) as url:
+        async with ControlClient(url, "token") as client:
+            with pytest.raises(RequestFailed) as caught:
+                await client.all_of("/v1/queues")
+    assert caught.value.failure is Failure.TOO_LONG
 
 
 async def test_silent_server_is_late(monkeypatch: pytest.MonkeyPatch) -> None:

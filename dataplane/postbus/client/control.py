@@ -5,6 +5,7 @@ Source of paths, bodies and answers: `docs/openapi.json`. No error contains a to
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Mapping
 from enum import Enum
@@ -21,6 +22,15 @@ ANSWER_S: Final = 90.0
 
 CONNECT_S: Final = 10.0
 
+MAX_ANSWER: Final = 64 * 1024 * 1024
+"""Bytes of an answer. Our choice: sixteen times the largest body that a bus takes."""
+
+MAX_DETAIL: Final = 4_096
+"""Characters of the text of a refusal."""
+
+MAX_ITEMS: Final = 1_000_000
+"""Items of a list that is read page by page."""
+
 
 class Failure(Enum):
     """Reasons for a missing answer. After LATE and CLOSED the request may have taken effect."""
@@ -31,6 +41,7 @@ class Failure(Enum):
     LATE = "no answer in time"
     CLOSED = "the connection was closed without an answer"
     NOT_A_CONTROL_API = "the answer is not that of a control API"
+    TOO_LONG = "the answer is too long for a control API"
 
 
 class RequestFailed(Exception):
@@ -66,22 +77,27 @@ class ControlClient:
         token: str | None = None,
         trusted: ssl.SSLContext | None = None,
         server_name: str | None = None,
+        max_answer: int = MAX_ANSWER,
     ) -> None:
         """`trusted` None: the certificates that the system trusts.
 
-        `server_name`: the name in the certificate, if it is not that of `url`.
+        `server_name`: the name in the certificate, if it is not that of `url`. `max_answer`: bytes
+        of the longest answer.
         """
         self._url = url
         self._token = token
         self._trusted = trusted
         self._server_name = server_name
+        self._max_answer = max_answer
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(ANSWER_S, connect=CONNECT_S),
-            headers={} if self._token is None else {"Authorization": f"Bearer {self._token}"},
+            headers={"Accept-Encoding": "identity"}
+            | ({} if self._token is None else {"Authorization": f"Bearer {self._token}"}),
             connector=aiohttp.TCPConnector(ssl=self._trusted or True),
+            auto_decompress=False,
         )
         return self
 
@@ -116,6 +132,8 @@ class ControlClient:
         while skip is not None:
             answer = await self.get(path, skip=skip, top=page)
             found += answer["items"]
+            if len(found) > MAX_ITEMS or not (answer["items"] or answer["nextSkip"] is None):
+                raise RequestFailed(Failure.TOO_LONG)
             skip = answer["nextSkip"]
         return found
 
@@ -141,10 +159,11 @@ class ControlClient:
                 params=asked,
                 server_hostname=self._server_name,
                 headers=headers,
+                allow_redirects=False,
             ) as response:
-                text = await response.read()
-                answer: Any = await response.json() if text else None
-                if response.status < 400:
+                text = await self._read(response)
+                answer: Any = json.loads(text) if text else None
+                if response.status < 300:
                     return answer
                 raise _refusal(response.status, answer)
         except aiohttp.ClientConnectorCertificateError:
@@ -157,14 +176,23 @@ class ControlClient:
             raise RequestFailed(Failure.LATE) from None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             raise RequestFailed(Failure.CLOSED) from None
-        except (aiohttp.ClientError, ValueError, TypeError, KeyError):
+        except (aiohttp.ClientError, ValueError, TypeError, KeyError, RecursionError):
             raise RequestFailed(Failure.NOT_A_CONTROL_API) from None
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body; what does not fit is never in memory."""
+        text = bytearray()
+        async for piece in response.content.iter_any():
+            text += piece
+            if len(text) > self._max_answer:
+                raise RequestFailed(Failure.TOO_LONG)
+        return bytes(text)
 
 
 def _refusal(status: int, answer: dict[str, Any]) -> RequestRefused:
     known = {each.value: each for each in ProblemType}
     detail = answer["detail"] if "detail" in answer else answer["error"]
-    return RequestRefused(status, known.get(answer.get("type", "")), str(detail))
+    return RequestRefused(status, known.get(answer.get("type", "")), str(detail)[:MAX_DETAIL])
 
 
 def part(name: str) -> str:

@@ -62,6 +62,13 @@ class ControlClient(control.ControlClient):
         except RequestRefused as error:
             raise self._refusal(error) from None
 
+    async def all_of(self, path: str, page: int = 500) -> list[dict[str, Any]]:
+        """Return all items of a list, reading it page by page."""
+        try:
+            return await super().all_of(path, page)
+        except RequestFailed as error:
+            raise RefusedError(_explained(error.failure, self._target.control)) from None
+
     def _refusal(self, error: RequestRefused) -> RefusedError:
         target = self._target
         if error.status == 404:
@@ -119,6 +126,11 @@ def _explained(failure: Failure, url: str) -> str:
         case Failure.NOT_A_CONTROL_API:
             return (
                 f"the server at {url} is not the control API of a bus: check the address with"
+                " postbus context show"
+            )
+        case Failure.TOO_LONG:
+            return (
+                f"the server at {url} answers more than a bus does: check the address with"
                 " postbus context show"
             )
         case _:
