@@ -20,7 +20,7 @@ async def readiness_trouble(url: str) -> str:
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ANSWER_S)) as session,
-            session.get(url) as answer,
+            session.get(url, allow_redirects=False) as answer,
         ):
             text = (await answer.content.read(8 * MAX_TEXT)).decode("utf-8", "replace")
     except (aiohttp.ClientError, OSError, TimeoutError):

@@ -15,7 +15,9 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from postbus.client.control import ControlClient, Failure, RequestFailed, RequestRefused
 from postbus.contract.control import (
@@ -25,6 +27,7 @@ from postbus.contract.control import (
     DeletionPolicy,
     EntityChanges,
     EntityFacts,
+    NamespaceDescription,
     ProblemType,
     QueueDescription,
     RuntimeInformation,
@@ -37,8 +40,14 @@ from postbus_operator.bus.entity_paths import EntityPath
 from postbus_operator.context import LeadershipLost, StillLeads
 from postbus_operator.outcome import BackendUnavailable
 
+M = TypeVar("M", bound=BaseModel)
+
 PAGE: Final = 1_000
 """Entries in one answer; the most that a bus returns."""
+
+MAX_ANSWER: Final = 8 * 1024 * 1024
+"""Bytes of an answer. A page of 1,000 changes with the longest names and marks has 1.1 MB, and the
+definition in a resource, which has 1.5 MiB at most, three times as much with escaped characters."""
 
 DESCRIPTIONS: Final[dict[str, type[EntityFacts]]] = {
     "queue": QueueDescription,
@@ -92,27 +101,31 @@ class BusControl:
 
     async def status(self) -> Status:
         """Return the status of the broker."""
-        return Status.model_validate(await self.ask("GET", "/v1/status"))
+        return _read(Status, await self.ask("GET", "/v1/status"))
+
+    async def description(self) -> NamespaceDescription:
+        """Return the definition of the bus."""
+        return _read(NamespaceDescription, await self.ask("GET", "/v1/namespace"))
 
     async def changes(self, since: int, begun: int, wait_s: int = 0) -> EntityChanges:
         """Return changes after a version; the list from 0 began at version `begun`."""
         query = {"since": since, "begun": begun, "wait": wait_s}
-        return EntityChanges.model_validate(await self.ask("GET", "/v1/changes", query=query))
+        return _read(EntityChanges, await self.ask("GET", "/v1/changes", query=query))
 
     async def counts(self, since: str) -> EntityCountsPage:
         """Return the counts that changed after a cursor."""
         query = {"since": since, "top": PAGE}
-        return EntityCountsPage.model_validate(await self.ask("GET", "/v1/runtime", query=query))
+        return _read(EntityCountsPage, await self.ask("GET", "/v1/runtime", query=query))
 
     # --- entities -------------------------------------------------------------------------------
 
     async def describe(self, path: EntityPath) -> EntityFacts:
         """Return an entity with its definition."""
-        return DESCRIPTIONS[path.kind].model_validate(await self.ask("GET", path.url))
+        return _read(DESCRIPTIONS[path.kind], await self.ask("GET", path.url))
 
     async def count(self, path: EntityPath) -> RuntimeInformation:
         """Return the counts of an entity."""
-        return RuntimeInformation.model_validate(await self.ask("GET", f"{path.url}/runtime"))
+        return _read(RuntimeInformation, await self.ask("GET", f"{path.url}/runtime"))
 
     async def put(
         self, path: EntityPath, body: Mapping[str, object], mark: str, version: int | None
@@ -121,18 +134,18 @@ class BusControl:
         answer = await self.ask(
             "PUT", path.url, body, {"managed-by": mark}, _condition(version, is_put=True)
         )
-        return Applied.model_validate(answer)
+        return _read(Applied, answer)
 
     async def delete(self, path: EntityPath, policy: DeletionPolicy, version: int) -> Deleted:
         """Delete an entity that has this version."""
         answer = await self.ask(
             "DELETE", path.url, query={"policy": policy.value}, headers=_condition(version)
         )
-        return Deleted.model_validate(answer)
+        return _read(Deleted, answer)
 
     async def restore(self, entity_id: int) -> Applied:
         """Restore a deleted entity with its messages."""
-        return Applied.model_validate(await self.ask("POST", f"/v1/deleted/{entity_id}/restore"))
+        return _read(Applied, await self.ask("POST", f"/v1/deleted/{entity_id}/restore"))
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -216,13 +229,26 @@ class BusControl:
             trusted = ssl.create_default_context(cadata=access.ca)
             # A certificate of a user may come without its authority.
             trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        client = ControlClient(access.url, access.token, trusted, access.server_name)
+        client = ControlClient(access.url, access.token, trusted, access.server_name, MAX_ANSWER)
         self._client = await self._open.enter_async_context(client)
         self._access = access
 
 
 class _Unauthorized(Exception):
     """The bus does not accept the credentials, or its certificate is of another authority."""
+
+
+def _read(model: type[M], answer: object) -> M:
+    """Return an answer; a broker of another version may give one that this one cannot read."""
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(each) for each in problem["loc"])
+        raise BackendUnavailable(
+            f"the operator cannot read the answer of the bus ({field}: {problem['msg']}): run"
+            " brokers and operator of one version"
+        ) from None
 
 
 def _condition(version: int | None, *, is_put: bool = False) -> dict[str, str]:

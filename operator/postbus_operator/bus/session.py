@@ -19,7 +19,7 @@ from postbus.client.control import RequestRefused
 from postbus.contract.control import Applied, EntityChange
 from postbus.contract.control_counts import EntityCounts
 from postbus.contract.entities import catalog_key
-from postbus_operator.bus.control_client import Access, BusControl
+from postbus_operator.bus.control_client import PAGE, Access, BusControl
 from postbus_operator.bus.count_changes import Numbers, has_moved, numbers_in
 from postbus_operator.bus.entity_paths import EntityPath
 from postbus_operator.bus.synced_keys import SyncedKeys
@@ -39,6 +39,16 @@ OUTAGE_S: Final = 30.0
 
 FIRST_ANSWER_S: Final = 5.0
 """Longest wait of a look for the first answer of a bus; a list of 10,000 entities takes seconds."""
+
+MAX_CHANGES: Final = 250_000
+"""Changes in a list of everything: entities and tombstones. A bus may be anything that answers, and
+must not exhaust the memory that all buses share; these need 150 MiB with usual names."""
+
+MAX_CHARS: Final = 64 * 1024 * 1024
+"""Characters of texts in these changes."""
+
+FEED_PAUSE_S: Final = 0.1
+"""Pause after each page of the feed, so that no bus takes all the time of the operator."""
 
 FIRST_PAUSE_S: Final = 1.0
 LEAST_PAUSE_S: Final = 1.0
@@ -62,6 +72,24 @@ class Periods:
 
 
 USUAL: Final = Periods()
+
+
+class Allowance:
+    """Changes that a bus may still report before it is listed again."""
+
+    def __init__(self) -> None:
+        self._changes = MAX_CHANGES
+        self._chars = MAX_CHARS
+
+    def take(self, items: Collection[EntityChange]) -> None:
+        """Count changes; raises `BackendUnavailable` if there are more than a bus has."""
+        self._changes -= max(len(items), 1)  # empty pages have an end, too
+        self._chars -= sum(
+            len(each.name) + len(each.managed_by) + len(each.applied_hash or each.reason or "")
+            for each in items
+        )
+        if self._changes < 0 or self._chars < 0:
+            raise BackendUnavailable("the bus reports more entities than the operator can follow")
 
 
 class BusSession:
@@ -97,6 +125,7 @@ class BusSession:
         self._counts: dict[int, EntityCounts] = {}
         self._shown: dict[int, Numbers] = {}
         self._cursor = "0"
+        self._allowance = Allowance()
         self._taking = asyncio.Lock()
 
     def counts_of(self, entity_id: int) -> EntityCounts | None:
@@ -175,14 +204,17 @@ class BusSession:
         """Replace the view by a list of everything."""
         begun, since = (await self.control.status()).version, 0
         found: list[EntityChange] = []
+        allowance = Allowance()
         while True:
             page = await self.control.changes(since, begun)
+            allowance.take(page.items)
             found += page.items
             if page.version == since:
                 break
             since = page.version
         async with self._taking:
             former, self.view, self._begun = self.view, view_of(found, since), begun
+            self._allowance = Allowance()
             self._counts, self._shown, self._cursor = {}, {}, "0"
         was_away, self.trouble, self.is_listed = self.trouble is not None, None, True
         self.list_count += 1
@@ -190,11 +222,18 @@ class BusSession:
         self._moved(None if was_away else self.view.differences(former))
 
     async def _poll(self) -> None:
-        page = await self.control.changes(self.view.version, self._begun, self._periods.wait_s)
+        clock = asyncio.get_running_loop().time
+        asked, since = clock(), self.view.version
+        page = await self.control.changes(since, self._begun, self._periods.wait_s)
         async with self._taking:
             self._take(page.items, page.version)
+        if page.version != since:  # also without items: a rule has changed
+            await asyncio.sleep(FEED_PAUSE_S)
+        elif clock() - asked < self._periods.wait_s / 2:  # the broker ends, or does not wait
+            raise BackendUnavailable("the bus ended a long poll before its time")
 
     def _take(self, items: Collection[EntityChange], version: int) -> None:
+        self._allowance.take(items)
         moved = {catalog_key(each.name) for each in items if self.view.take(each)}
         self.view.version = max(self.view.version, version)
         if moved:
@@ -218,7 +257,11 @@ class BusSession:
     async def _read_counts(self) -> None:
         changed: set[str] = set()
         is_end = False
-        while not is_end:
+        if len(self._counts) > MAX_CHANGES:  # of entities that are gone
+            self._counts, self._shown, self._cursor = {}, {}, "0"
+        for _ in range(MAX_CHANGES // PAGE):
+            if is_end:
+                break
             page = await self.control.counts(self._cursor)
             for each in page.items:
                 self._counts[each.entity_id] = each

@@ -52,7 +52,7 @@ from postbus_operator.kube.resource_types import RESOURCES, SECRETS
 from postbus_operator.kube.slimming import value_digest
 from postbus_operator.names import child_name
 from postbus_operator.objects import Resource
-from postbus_operator.outcome import Event
+from postbus_operator.outcome import BackendUnavailable, Event
 from postbus_operator.status import Binding
 
 ENTITY_WORDS: Final[Mapping[str, EntityWord]] = {"Queue": "queue", "Topic": "topic"}
@@ -190,7 +190,10 @@ class _KeySync:
 
     async def _rules(self) -> list[FoundRule]:
         answer = await self._session.control.ask("GET", self._url, query={"keys": "true"})
-        return [FoundRule.from_answer(item) for item in answer["items"]]
+        try:
+            return [FoundRule.from_answer(item) for item in answer["items"]]
+        except (KeyError, TypeError, ValueError):  # no text of it: it has keys
+            raise BackendUnavailable("the operator cannot read the rules of the bus") from None
 
     def _ca_secret(self) -> str:
         tls = self._bus.spec.get("operatorSpec", {}).get("tls", {})

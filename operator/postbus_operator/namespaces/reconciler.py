@@ -14,7 +14,6 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from postbus.client.control import RequestRefused
-from postbus.contract.control import NamespaceDescription
 from postbus.contract.entities import check_namespace_name
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.contract.resources import NamespaceSpec
@@ -283,12 +282,11 @@ async def _ask_the_bus(context: Context, bus: Bus, look: Look, *, can_write: boo
         return
     try:
         look.bus_status = await session.control.status()
-        answer = await session.control.ask("GET", "/v1/namespace")
+        look.description = await session.control.description()
     except (BackendUnavailable, RequestRefused) as error:
         look.bus_status = None
         look.bus_trouble = str(error)
         return
-    look.description = NamespaceDescription.model_validate(answer)
     if bus.spec.operator_spec.brokers > look.description.partition_count:
         count = look.description.partition_count
         text = f"operatorSpec.brokers: at most one a partition, here {count}"
