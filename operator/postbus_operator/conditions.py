@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from postbus_operator.redaction import redacted
 from postbus_operator.status import Condition
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -32,7 +33,10 @@ class Conditions:
         self._found: dict[str, Condition] = {}
 
     def set(self, type: str, status: ConditionStatus, reason: str, message: str) -> None:
-        """Set a condition; the message ends with the user's next step, if there is one."""
+        """Set a condition; the message ends with the user's next step, if there is one.
+
+        Whatever it quotes, a password or key in it is hidden: everybody may read a status.
+        """
         before = self._former.get(type)
         is_same = before is not None and before["status"] == status
         self._found[type] = Condition(
@@ -43,7 +47,7 @@ class Conditions:
             if before is not None and is_same
             else timestamp(self._now),
             reason=reason,
-            message=message[:MAX_MESSAGE],
+            message=redacted(message)[:MAX_MESSAGE],
         )
 
     def keep_former(self) -> None:

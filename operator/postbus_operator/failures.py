@@ -60,7 +60,7 @@ def outcome_of_failure(
             conditions.set("Stalled", "False", "Waiting", "")
             retry_s = DEPENDENCY_RETRY_S
         case BackendUnavailable():
-            _show_retry(conditions, resource, str(error), failures)
+            _show_retry(conditions, resource, text, failures)
         case _:
             message = f"{type(error).__name__}: {text}"
             _show_retry(conditions, resource, message, failures)

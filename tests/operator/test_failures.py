@@ -100,6 +100,23 @@ def test_an_unexpected_error_is_named_without_its_secrets() -> None:
         assert "ValueError: postgresql://postbus:***@db/postbus" in text
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecInvalid("InvalidSpec", "password=hush"),
+        DependencyMissing("SecretsSynced", "SourceMissing", "postgresql://postbus:hush@db/postbus"),
+        BackendUnavailable("no connection to postgresql://postbus:hu@sh@db/postbus"),
+        RuntimeError("Authorization: Bearer hush"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_failure_shows_a_secret(error: Exception) -> None:
+    found = outcome_of_failure(queue(), error, failures=5, now=NOW)
+    for text in (each.message for each in (*found.events, *found.status.conditions)):
+        assert "hush" not in text
+        assert "sh@db" not in text
+
+
 def test_a_deletion_that_fails_says_what_blocks_it_unless_it_is_forced() -> None:
     deleting = {"deletionTimestamp": "2026-11-23T10:00:00Z"}
     error = BackendUnavailable("silence")
