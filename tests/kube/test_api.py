@@ -138,7 +138,11 @@ async def test_a_deletion_names_the_incarnation(api: Api) -> None:
     made = await api.apply(config_map("deleted"))
     with pytest.raises(Conflict):
         await api.delete(CONFIG_MAPS, "api", "deleted", uid="another")
-    assert await api.delete(CONFIG_MAPS, "api", "deleted", uid=made["metadata"]["uid"])
+    uid, version = made["metadata"]["uid"], made["metadata"]["resourceVersion"]
+    await api.patch(CONFIG_MAPS, "api", "deleted", {"metadata": {"labels": {"kept": "true"}}})
+    with pytest.raises(Conflict):
+        await api.delete(CONFIG_MAPS, "api", "deleted", uid=uid, version=version)
+    assert await api.delete(CONFIG_MAPS, "api", "deleted", uid=uid)
     assert not await api.delete(CONFIG_MAPS, "api", "deleted")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -12,8 +13,8 @@ import pytest
 from postbus_operator.children.bus import Bus
 from postbus_operator.context import Context
 from postbus_operator.entities.reconciler import reconcile_entity
-from postbus_operator.kube.api import Api, NotFound
-from postbus_operator.kube.cache import Cache
+from postbus_operator.kube.api import Api, Forbidden, NotFound
+from postbus_operator.kube.cache import Cache, ObjectKey
 from postbus_operator.kube.resource_types import ResourceType
 from postbus_operator.namespaces.child_writer import ChildWriter
 from postbus_operator.namespaces.deletion import PURGE_AT, adopt_data, release, sweep
@@ -34,13 +35,22 @@ KEY = Key("Namespace", "shop", "bus")
 class Writes:
     """Notes deletions and changes."""
 
+    cache: Cache = field(default_factory=Cache, compare=False)
     deleted: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     patched: list[str] = field(default_factory=list)
     unwatched: list[dict[str, Any]] = field(default_factory=list)
+    on_delete: Callable[[], object] = field(default=lambda: None, compare=False)
 
-    async def delete(self, _type: ResourceType, _namespace: str, name: str, *, uid: str) -> bool:
-        assert uid == f"uid-of-{name}"
+    async def delete(
+        self, type: ResourceType, namespace: str, name: str, *, uid: str, version: str
+    ) -> bool:
+        assert (uid, version) == (f"uid-of-{name}", "1")
+        if name in self.refused:
+            raise Forbidden(403, "Forbidden", "an admission rule keeps it")
+        self.on_delete()
         self.deleted.append(name)
+        self.cache.drop(ObjectKey(type, namespace, name), 1)
         return True
 
     async def patch(self, _type: ResourceType, _namespace: str, name: str, _change: Any) -> None:
@@ -87,7 +97,8 @@ def namespace(created: str, **metadata: Any) -> dict[str, Any]:
 
 
 def context_of(*objects: dict[str, Any]) -> tuple[Context, Writes]:
-    cache, writes = Cache(), Writes()
+    writes = Writes()
+    cache = writes.cache
     for each in objects:
         cache.observe(each)
     settings = Settings(image="postbus:dev", store_image="postbus-store:dev")
@@ -121,6 +132,42 @@ async def test_a_time_that_somebody_wrote_ends_neither_the_data_nor_the_sweep(te
     context, writes = context_of(secret("a-key", text), secret("bus-key", BEFORE))
     await sweep(context)
     assert writes.deleted == ["bus-key"]
+
+
+def volume(name: str, bus: str, purge_at: str | None = BEFORE) -> dict[str, Any]:
+    annotations = {} if purge_at is None else {PURGE_AT: purge_at}
+    metadata = {"labels": {"postbus.dev/bus": bus}, "annotations": annotations}
+    return shown("PersistentVolumeClaim", name, metadata=metadata)
+
+
+async def test_what_cannot_be_deleted_keeps_its_keys_and_nothing_else() -> None:
+    """Without its key a volume that stays could not be read by a new bus of the name."""
+    objects = [
+        each
+        for bus in ("first", "other")
+        for each in (secret(f"{bus}-key", BEFORE, bus), volume(f"data-{bus}", bus))
+    ]
+    context, writes = context_of(*objects)
+    writes.refused = ["data-first"]
+    await sweep(context)
+    assert writes.deleted == ["data-other", "other-key"]
+    writes.refused = []
+    await sweep(context)
+    assert writes.deleted[2:] == ["data-first", "first-key"]
+
+
+async def test_a_volume_that_somebody_keeps_has_its_keys() -> None:
+    """Who removes the annotation of the volume only wants to read it later."""
+    context, writes = context_of(secret("bus-key", BEFORE), volume("data-bus", "bus", None))
+    await sweep(context)
+    assert writes.deleted == []
+
+
+async def test_a_resource_that_comes_during_a_sweep_has_its_data() -> None:
+    context, writes = context_of(volume("data-first", "first"), volume("data-bus", "bus"))
+    writes.on_delete = lambda: context.cache.observe(namespace(AFTER))
+    await sweep(context)
+    assert writes.deleted == ["data-first"]
 
 
 async def test_only_data_of_a_bus_is_swept() -> None:
@@ -202,6 +249,17 @@ def going(**metadata: Any) -> dict[str, Any]:
         finalizers=["postbus.dev/finalizer"],
         **metadata,
     )
+
+
+async def test_a_name_that_no_bus_can_have_needs_another() -> None:
+    """The API server refuses it; a resource of definitions before that rule has it still."""
+    context, writes = context_of(namespace(BEFORE) | {"spec": {"sku": {"name": "Standard"}}})
+    outcome = await NamespaceReconciler()(context, resource_of(context))
+    assert outcome.status is not None
+    (valid,) = [each for each in outcome.status.conditions if each.type == "Valid"]
+    assert valid.status == "False"
+    assert "spec.entityName" in valid.message
+    assert writes == Writes()
 
 
 async def test_a_bus_that_never_was_goes_with_its_data() -> None:

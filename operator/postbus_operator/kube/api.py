@@ -164,16 +164,27 @@ class Api:
         )
 
     async def delete(
-        self, type: ResourceType, namespace: str, name: str, *, uid: str | None = None
+        self,
+        type: ResourceType,
+        namespace: str,
+        name: str,
+        *,
+        uid: str | None = None,
+        version: str | None = None,
     ) -> bool:
-        """Delete an object, with `uid` only that one (else Conflict); return whether it existed."""
+        """Delete an object; return whether it existed.
+
+        With `uid` only that one, and with `version` only as it was then (else Conflict).
+        """
         body: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
         }
-        if uid is not None:
-            body["preconditions"] = {"uid": uid}
+        wanted = {"uid": uid, "resourceVersion": version}
+        preconditions = {name: each for name, each in wanted.items() if each is not None}
+        if preconditions:
+            body["preconditions"] = preconditions
         try:
             await self._request("DELETE", "delete", type.path(namespace, name), body)
         except NotFound:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from postbus_operator.kube.resource_types import (
     SECRETS,
     STATEFUL_SETS,
     VOLUME_CLAIMS,
+    ResourceType,
     type_of,
 )
 from postbus_operator.names import child_name
@@ -236,27 +237,58 @@ def _has_begun(context: Context, resource: Resource) -> bool:
 async def keep_sweeping(context: Context) -> None:
     """Sweep once in each period of the resync, without an end."""
     while True:
-        try:
-            await sweep(context)
-        except ApiError as error:
-            logger.warning("data of deleted buses stays for now: %s", error)
+        await sweep(context)
         await asyncio.sleep(context.settings.resync_s)
 
 
 async def sweep(context: Context) -> None:
-    """Delete data whose time has come, unless a resource has adopted it."""
-    alive = {
-        (each.key.namespace, child_name(each.key.name))
+    """Delete data whose time has come, unless a resource has adopted it.
+
+    Keys go after the volumes that they open, and stay while one of these does. What cannot be
+    deleted is tried again by the next sweep, and keeps nothing else. A resource may appear, and
+    adopt, at any time: the API server deletes an object only as it is in the cache.
+    """
+    for each in _due(context, VOLUME_CLAIMS):
+        await _sweep(context, each)
+    for each in _due(context, SECRETS):
+        if not _has_volumes(context, each):
+            await _sweep(context, each)
+
+
+def _due(context: Context, type: ResourceType) -> Iterator[Mapping[str, Any]]:
+    for key in context.cache.keys_of(type, None):
+        found = context.cache.find(*key)
+        end = None if found is None else _end_of(found)
+        if found is None or end is None or end > context.now():
+            continue
+        bus = bus_label(found)
+        if bus is not None and not _has_resource(context, key.namespace, bus):
+            yield found
+
+
+def _has_resource(context: Context, namespace: str, bus: str) -> bool:
+    return any(
+        each.key.namespace == namespace and child_name(each.key.name) == bus
         for each in context.cache.of_kind("Namespace")
-    }
-    for type in (SECRETS, VOLUME_CLAIMS):
-        for key in context.cache.keys_of(type, None):
-            found = context.cache.find(*key)
-            end, bus = (None, None) if found is None else (_end_of(found), bus_label(found))
-            if found is None or end is None or bus is None or (key.namespace, bus) in alive:
-                continue
-            if end <= context.now():
-                await _delete(context, found)
+    )
+
+
+def _has_volumes(context: Context, secret: Mapping[str, Any]) -> bool:
+    """Return whether volumes of the bus of a Secret stay, whatever keeps them."""
+    around = context.cache.children_of(secret["metadata"]["namespace"], str(bus_label(secret)))
+    return any(
+        each["kind"] == VOLUME_CLAIMS.kind and not each["metadata"].get("deletionTimestamp")
+        for each in around
+    )
+
+
+async def _sweep(context: Context, found: Mapping[str, Any]) -> None:
+    metadata = found["metadata"]
+    try:
+        await _delete(context, found)
+    except ApiError as error:
+        place = f"{metadata['namespace']}/{metadata['name']}"
+        logger.warning("%s %s stays for now: %s", found["kind"], place, error)
 
 
 async def _detach(context: Context, resource: Resource) -> None:
@@ -287,9 +319,13 @@ async def _delete(context: Context, found: Mapping[str, Any]) -> None:
     metadata = found["metadata"]
     try:
         await context.api.delete(
-            type_of(found), metadata["namespace"], metadata["name"], uid=metadata["uid"]
+            type_of(found),
+            metadata["namespace"],
+            metadata["name"],
+            uid=metadata["uid"],
+            version=metadata["resourceVersion"],
         )
-    except Conflict:  # another object of the name
+    except Conflict:  # another object of the name, or somebody has changed it: look again
         return
 
 
