@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,6 +160,29 @@ async def test_a_look_may_delete_its_resource_but_not_the_next_of_its_name(
     make(server, "Queue", "orders", namespace)
     async with leading(configuration, {"Queue": look}, namespaces=(namespace,)):
         await eventually(lambda: server.request("GET", QUEUES.path(namespace))["items"] == [])
+
+
+async def test_a_resource_that_somebody_changes_during_its_look_is_not_deleted(
+    server: ApiServer,
+    configuration: Configuration,
+    namespace: str,
+    show: Callable[[str], Any],
+) -> None:
+    """A new spec asks for the entity again, which the look saw as idle."""
+    seen: list[int] = []
+
+    async def look(context: Context, resource: Resource) -> Outcome:
+        seen.append(resource.generation)
+        if resource.generation > 1 or resource.is_deleting:
+            return ready(context, resource)
+        again = {"spec": {"maxDeliveryCount": 3}}
+        await asyncio.to_thread(change, server, namespace, "orders", again)
+        return Outcome(None, has_finalizer=True, delete_resource=True)
+
+    make(server, "Queue", "orders", namespace)
+    async with leading(configuration, {"Queue": look}, namespaces=(namespace,)):
+        await eventually(lambda: 2 in seen)
+        assert "deletionTimestamp" not in show("orders")["metadata"]
 
 
 async def test_a_change_of_policy_to_retain_takes_the_finalizer_away(

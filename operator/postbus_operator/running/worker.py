@@ -103,15 +103,22 @@ class Worker:
                 events, due_s = (*events, *found.events), found.due_s
         for event in events:
             await self._events.post(resource, event)
-        type = RESOURCES[resource.key.kind]
         if outcome.delete_resource and not resource.is_deleting:
-            await self._context.api.delete(
-                type, resource.key.namespace, resource.key.name, uid=resource.uid
-            )
+            await self._delete(resource)
         may_go = resource.is_deleting or not is_held(resource)
         if resource.has_finalizer and not outcome.has_finalizer and may_go:
             await self._with_finalizer(resource, is_there=False)
         return due_s
+
+    async def _delete(self, resource: Resource) -> None:
+        """Delete a resource, unless somebody has changed it since the look began."""
+        newest = self._newest(resource)
+        if (newest.generation, newest.annotations) == (resource.generation, resource.annotations):
+            type, key = RESOURCES[resource.key.kind], resource.key
+            version = newest.resource_version
+            await self._context.api.delete(
+                type, key.namespace, key.name, uid=resource.uid, version=version
+            )
 
     async def _write_status(self, resource: Resource, wanted: dict[str, object]) -> None:
         there = self._newest(resource).status
