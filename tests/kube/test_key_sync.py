@@ -559,7 +559,7 @@ async def test_no_key_is_in_logs_events_conditions_errors_or_memory(
 async def test_the_guide_about_keys_works_as_written(keys: Keys) -> None:
     assert languages(PAGE) == {"sh", "yaml"}
     described, chosen = blocks(PAGE, "yaml")
-    own_keys, rotation = (
+    own_keys, rotation, one_secret = (
         each.replace("--namespace shop", f"--namespace {keys.namespace}")
         for each in blocks(PAGE, "sh")
     )
@@ -590,6 +590,9 @@ async def test_the_guide_about_keys_works_as_written(keys: Keys) -> None:
     assert result.condition[1] == "Rotating"
     keys.now += timedelta(seconds=300)
     assert [each.reason for each in (await keys.sync()).events] == ["KeysRotated"]
+    run(keys.server, one_secret)
+    rules = run(keys.server, f"kubectl --namespace {keys.namespace} get role orders-keys -o yaml")
+    assert "orders-queue-worker" in rules
 
 
 def test_the_guide_has_the_reasons_of_the_condition() -> None:
