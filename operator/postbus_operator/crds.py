@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from postbus.contract.entities import LIMITS, PREMIUM_SIZES_MB, Sku
+from postbus.contract.entities import LIMITS, NAMESPACE_NAME, PREMIUM_SIZES_MB, Sku
 from postbus.contract.resources import (
     API_VERSION,
     NamespaceDocument,
@@ -197,6 +197,13 @@ Standard one."""
 OPERATOR_SPEC: Final = "spec.operatorSpec"
 STORE: Final = f"{OPERATOR_SPEC}.storage.stores[]"
 NAMESPACE_RULES: Final = (
+    Rule(
+        "",
+        f"has(self.spec.entityName) || self.metadata.name.matches('^{NAMESPACE_NAME.pattern}$')",
+        "the name of a bus has 6 to 50 letters, digits and hyphens, begins with a letter and does"
+        " not end with a hyphen: set spec.entityName",
+        "spec.entityName",
+    ),
     _unchanged("entityName", "create another Namespace"),
     _unchanged(
         "premiumMessagingPartitions",

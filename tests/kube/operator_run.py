@@ -125,7 +125,7 @@ def make(server: ApiServer, kind: str, name: str, /, namespace: str, **parts: An
     """Create a resource; `parts` are fields of it, `spec` is completed."""
     spec = parts.pop("spec", {})
     if kind == "Namespace":
-        spec = {"sku": {"name": "Standard"}} | spec
+        spec = {"sku": {"name": "Standard"}, "entityName": f"{name[:40]}-of-tests"} | spec
     else:
         spec = {"owner": {"name": "bus"}} | spec
     type = RESOURCES[kind]

@@ -480,6 +480,12 @@ def test_long_name_of_a_subscription_needs_a_shorter_one(server: ApiServer) -> N
     put(server, resource("Subscription", {"entityName": "short"}, name))
 
 
+@pytest.mark.parametrize("name", ["shop", "1-shop-bus", "shop.bus", "x" * 51])
+def test_namespace_whose_name_no_bus_has_needs_another(server: ApiServer, name: str) -> None:
+    assert "set spec.entityName" in refusal(server, resource("Namespace", {}, name))
+    put(server, resource("Namespace", {"entityName": "shop-bus"}, name))
+
+
 def test_spec_cannot_be_left_out(server: ApiServer) -> None:
     wanted = resource("Namespace", {})
     del wanted["spec"]

@@ -240,15 +240,6 @@ async def test_a_spec_that_cannot_be_is_not_valid(
     assert rig.condition("Reconciling") is None
 
 
-async def test_a_name_that_no_bus_can_have_needs_another(rig: Rig) -> None:
-    await rig.put({}, "a.b")
-    await rig.look("a.b")
-    valid = rig.condition("Valid")
-    assert valid is not None
-    assert "spec.entityName" in valid[2]
-    assert rig.writes == []
-
-
 async def test_a_resource_of_253_characters_has_a_bus(rig: Rig) -> None:
     name = "x" * 253
     await rig.put({"entityName": "shop-bus"}, name)

@@ -203,7 +203,7 @@ def specs(kind: str) -> st.SearchStrategy[Spec]:
 def is_stricter(kind: str, spec: Spec) -> bool:
     """Return whether the definition refuses what the model leaves to the broker."""
     forwards = [spec.get(name) for name in ("forwardTo", "forwardDeadLetteredMessagesTo")]
-    own = {"Queue": spec.get("entityName", "thing"), "Subscription": "events"}.get(kind, "")
+    own = {"Queue": spec.get("entityName", "some-thing"), "Subscription": "events"}.get(kind, "")
     return (
         bool(spec.get("requiresSession") and spec.get("forwardTo") is not None)
         or any(each is not None and each.lower() == own.lower() for each in forwards)
@@ -240,7 +240,7 @@ def test_model_and_api_server_agree(server: ApiServer, kind: str) -> None:
     @given(specs(kind))
     @example({})
     def agree(spec: Spec) -> None:
-        document = resource(kind, spec, "thing")
+        document = resource(kind, spec, "some-thing")
         document["spec"] = MINIMAL[kind] | spec
         accepted, said = server_accepts(server, document)
         assert model_accepts(kind, document) == accepted, (spec, said)
