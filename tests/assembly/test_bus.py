@@ -34,6 +34,7 @@ from postbus.broker.access.authz import sign
 from postbus.broker.administration import DeletePolicy
 from postbus.contract.entities import (
     DAY_MS,
+    EntityStatus,
     NamespaceProperties,
     QueueProperties,
     Right,
@@ -59,12 +60,12 @@ pytestmark = pytest.mark.slow
 ROOT_RULE = RuleDefinition("root", frozenset(Right), RuleKeys("first", "second"))
 
 
-def definition(*queues: str) -> BusDefinition:
+def definition(*queues: str, status: EntityStatus = EntityStatus.ACTIVE) -> BusDefinition:
     return BusDefinition(
         "test-bus",
         NamespaceProperties(),
         (ROOT_RULE, RuleDefinition("reader", frozenset({Right.LISTEN}), None)),
-        tuple(QueueDefinition(name, QueueProperties(), ()) for name in queues),
+        tuple(QueueDefinition(name, QueueProperties(status=status), ()) for name in queues),
     )
 
 
@@ -83,6 +84,7 @@ def run_bus(folder: Path) -> RunBus:
         *queues: str,
         retention_ms: int = DAY_MS,
         sku: Sku = Sku.STANDARD,
+        status: EntityStatus = EntityStatus.ACTIVE,
         on_step: Callable[[Bus, str], None] = lambda _bus, _step: None,
         loading_s: float = LOADING_S,
         **values: object,
@@ -100,7 +102,9 @@ def run_bus(folder: Path) -> RunBus:
             is_embedded = settings.stores is None
             properties = NamespaceProperties(sku=SkuProperties(name=sku))
             defined = replace(
-                definition(*queues), deleted_retention_ms=retention_ms, properties=properties
+                definition(*queues, status=status),
+                deleted_retention_ms=retention_ms,
+                properties=properties,
             )
             bus = Bus(settings, defined, data, is_embedded=is_embedded, loading_s=loading_s)
             try:
@@ -431,6 +435,26 @@ async def test_metrics_follow_messages(run_bus: RunBus) -> None:
     assert 300 < days_left / 86_400 < 400
     assert value_of(text, "postbus_store_written_rows_total") >= 8
     assert 0 < value_of(text, "postbus_store_round_trip_seconds") < 60
+
+
+async def test_no_message_is_receivable_while_receivers_are_refused(run_bus: RunBus) -> None:
+    """Who scales consumers by this number starts none for a queue that was switched off."""
+    receivable = {
+        EntityStatus.ACTIVE: 2,
+        EntityStatus.RECEIVE_DISABLED: 0,
+        EntityStatus.SEND_DISABLED: 2,
+        EntityStatus.DISABLED: 0,
+    }
+    for status, count in receivable.items():
+        async with run_bus("orders", status=status) as bus:
+            if status is EntityStatus.ACTIVE:
+                await send(bus, "orders", "one", "two")
+            text = await scrape(bus)
+        found = {
+            state: value_of(text, "postbus_messages", entity="orders", state=state)
+            for state in ("active", "receivable")
+        }
+        assert found == {"active": 2, "receivable": count}, status
 
 
 async def test_metrics_follow_connections(run_bus: RunBus) -> None:

@@ -31,7 +31,10 @@ from postbus.process.metrics import (
 
 ROOT = Path(__file__).resolve().parents[2]
 NOW_MS = 1_700_000_000_000
-STATES = ("active", "locked", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
+STATES = (
+    "active", "locked", "scheduled", "dead_letter", "transfer", "transfer_dead_letter",
+    "receivable",
+)  # fmt: skip
 
 
 def full_sample() -> BusSample:

@@ -15,6 +15,7 @@ from postbus.broker.partition.activity import oldest_age_ms
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
+from postbus.contract.entities import EntityKind, EntityStatus
 from postbus.entity.window import WindowBudget
 from postbus.process.metrics import (
     FLOWS,
@@ -34,6 +35,9 @@ LOOK_S: Final = 2.0
 """Time that a scrape waits for the ages of messages; less than the timeout of Prometheus."""
 
 READS_AT_ONCE: Final = 8
+RECEIVABLE: Final = frozenset({EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED})
+"""Statuses in which messages can be received: consumers are scaled by what they may get."""
+
 AT_ONCE: Final = 100
 """Entities examined at a time: a millisecond or two."""
 
@@ -146,17 +150,21 @@ class Sampler:
         counts, traffic = host.counts(entity_no), host.traffic.get(entity_no)
         if counts is None or host.state is None:
             return None
+        messages = {
+            "active": counts.active,
+            "locked": host.state.locked_count(entity_no),
+            "scheduled": counts.scheduled,
+            "dead_letter": counts.dead_letter,
+            "transfer": counts.transfer,
+            "transfer_dead_letter": counts.transfer_dead_letter,
+        }
+        if entry.kind is not EntityKind.TOPIC:
+            is_open = entry.properties.status in RECEIVABLE
+            messages["receivable"] = counts.active if is_open else 0
         return EntitySample(
             entry.kind.value,
             entry.name,
-            {
-                "active": counts.active,
-                "locked": host.state.locked_count(entity_no),
-                "scheduled": counts.scheduled,
-                "dead_letter": counts.dead_letter,
-                "transfer": counts.transfer,
-                "transfer_dead_letter": counts.transfer_dead_letter,
-            },
+            messages,
             counts.size_bytes,
             {} if traffic is None else {flow: getattr(traffic, flow) for flow in FLOWS},
             self._oldest.get((host.partition_id, entity_no)) if counts.active else None,
