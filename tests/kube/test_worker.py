@@ -20,6 +20,7 @@ from postbus_operator.kube.resource_types import EVENTS, RESOURCES
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import Event, Outcome, SpecInvalid
 from postbus_operator.running import condition_events
+from postbus_operator.running.abnormal import abnormal_conditions
 from postbus_operator.status import QueueStatus
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import configuration_of
@@ -183,6 +184,38 @@ async def test_a_resource_that_somebody_changes_during_its_look_is_not_deleted(
     async with leading(configuration, {"Queue": look}, namespaces=(namespace,)):
         await eventually(lambda: 2 in seen)
         assert "deletionTimestamp" not in show("orders")["metadata"]
+
+
+async def test_a_status_that_cannot_be_read_stops_no_other_resource(
+    server: ApiServer,
+    configuration: Configuration,
+    namespace: str,
+    show: Callable[[str], Any],
+) -> None:
+    """The API server accepts times that Python does not know, from who may write a status."""
+
+    async def look(context: Context, resource: Resource) -> Outcome:
+        conditions = Conditions(
+            resource.status.get("conditions", ()), resource.generation, context.now()
+        )
+        conditions.set("OwnerResolved", "False", "NotFound", "there is no bus")
+        conditions.set("Ready", "False", "OwnerNotReady", "there is no bus")
+        return Outcome(QueueStatus(conditions=conditions.all()), has_finalizer=False)
+
+    make(server, "Queue", "bad", namespace)
+    parts = {"status": "False", "reason": "NotFound", "message": "", "observedGeneration": 1}
+    written = [
+        {"type": type, "lastTransitionTime": "0000-01-01T00:00:00Z"} | parts
+        for type in ("OwnerResolved", "Ready")
+    ]
+    change(server, namespace, "bad", {"status": {"conditions": written}}, "status")
+    async with leading(configuration, {"Queue": look}, namespaces=(namespace,)) as run:
+        await eventually(lambda: run.looked_at("bad"))
+        make(server, "Queue", "orders", namespace)
+        await eventually(lambda: show("orders").get("status"))
+        assert not run.task.done()
+        found = abnormal_conditions([each for each in run.looks if each.key.name == "bad"])
+        assert {each.start for each in found} == {0.0}
 
 
 async def test_a_change_of_policy_to_retain_takes_the_finalizer_away(

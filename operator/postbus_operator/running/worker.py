@@ -73,6 +73,13 @@ class Worker:
             logger.warning("%s: result of the look not written: %s", key, error)
             self._on_look(key.kind, "unwritten")
             return self._pause(key, error)
+        except LeadershipLost:
+            raise
+        except Exception as error:
+            # Such as a status that somebody else wrote: one resource must not stop the others.
+            logger.exception("%s: result of the look not written", key)
+            self._on_look(key.kind, "failed")
+            return self._pause(key, error)
 
     async def _look(self, resource: Resource, reconciler: Reconciler) -> float | None:
         key = resource.key
