@@ -81,11 +81,13 @@ class Elector:
     async def acquire(self) -> int:
         """Wait until this process holds the Lease; return its epoch. Failures are tried again."""
         while True:
+            start = self._times.monotonic()
             try:
                 held = await self._try_to_take()
                 self.answered_at = self._times.monotonic()
                 if held is not None:
-                    self._held, self._renewed_at = held, self.answered_at
+                    # Others may count from when it was sent, and its answer may take long.
+                    self._held, self._renewed_at = held, start
                     logger.info("leading as %s, epoch %d", self._identity, epoch_of(held))
                     return epoch_of(held)
             except ApiError as error:

@@ -230,3 +230,22 @@ async def test_one_of_many_gets_a_new_lease(api: Api, lease: str, clock: Clock) 
     assert len(leaders) == 1
     for each in standbys:
         each.cancel()
+
+
+async def test_a_lease_counts_from_when_it_was_asked_for(
+    api: Api, lease: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may take it 15 s after that, however late the answer comes."""
+    create = api.create
+
+    async def create_slowly(*given: object) -> object:
+        found = await create(*given)  # type: ignore[arg-type]
+        clock.seconds += 11
+        return found
+
+    monkeypatch.setattr(api, "create", create_slowly)
+    late = elector(api, lease, clock, "late")
+    await acquired(late)
+    async with asyncio.timeout(5):
+        with pytest.raises(LeadershipLost, match="no renewal"):
+            await late.hold()
