@@ -24,6 +24,7 @@ from postbus_operator.bus.control_client import Access, BusControl
 from postbus_operator.bus.session import BusSession
 from postbus_operator.bus.synced_keys import KeysResult
 from postbus_operator.context import Buses, Context
+from postbus_operator.keys.leaving import leave_secrets
 from postbus_operator.keys.sync import sync_keys
 from postbus_operator.kube.cache import Cache
 from postbus_operator.kube.resource_types import RESOURCES, SECRETS
@@ -40,6 +41,7 @@ KEY = base64.b64encode(b"k" * 32).decode()
 OTHER_KEY = base64.b64encode(b"o" * 32).decode()
 APP = {"name": "app", "rights": ["Send", "Listen"]}
 READER = {"name": "reader", "rights": ["Listen"]}
+QUEUE = {"owner": {"name": "shop"}, "authorizationRules": [APP]}
 TOPIC = {"owner": {"name": "shop"}, "authorizationRules": [READER]}
 PAGE = "kubernetes-keys.md"
 
@@ -341,6 +343,32 @@ async def test_a_secret_stays_with_its_entity_and_the_next_resource_takes_it_ove
     assert taken["data"] == left["data"]
     assert [each["uid"] for each in taken["metadata"]["ownerReferences"]] == [resource.uid]
     assert keys.secret("orders-queue-reader") is None
+
+
+async def test_a_secret_that_stays_keeps_the_owner_that_somebody_else_added(keys: Keys) -> None:
+    """The cache has not seen it: a list that is replaced blindly would lose it."""
+    queue = keys.put("Queue", QUEUE)
+    await keys.sync()
+    path = SECRETS.path(keys.namespace, "orders-queue-app")
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "name": "other", "uid": "uid-of-other"}
+    owners = [*keys.server.request("GET", path)["metadata"]["ownerReferences"], other]
+    change = {"metadata": {"ownerReferences": owners}}
+    keys.server.request("PATCH", path, change, "application/merge-patch+json")
+    await leave_secrets(keys.context, queue)
+    [left] = keys.server.request("GET", path)["metadata"]["ownerReferences"]
+    assert left["name"] == "other"
+
+
+async def test_what_is_remembered_of_resources_that_are_gone_is_dropped(keys: Keys) -> None:
+    queue = keys.put("Queue", QUEUE)
+    await keys.sync()
+    [(known, remembered)] = keys.session.synced_keys.items()
+    for number in range(3):
+        gone = Key("Queue", keys.namespace, f"gone-{number}")
+        keys.session.synced_keys[gone] = remembered
+    keys.put("Queue", QUEUE | {"maxDeliveryCount": 3})
+    await keys.sync()
+    assert list(keys.session.synced_keys) == [known] == [queue.key]
 
 
 async def test_a_changed_or_deleted_secret_is_written_again(keys: Keys) -> None:

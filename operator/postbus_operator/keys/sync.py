@@ -86,6 +86,7 @@ async def sync_keys(
     if remembered is not None and sync.is_unchanged(remembered, inputs):
         return remembered.result
     session.synced_keys.pop(resource.key, None)
+    _forget_gone(context, session)
     result = await sync.run()
     if not sync.has_rotated and (result.condition is None or result.condition[1] == "Synced"):
         until = context.now() + (LOOK_AGAIN if resource.key.kind in ENTITY_WORDS else timedelta())
@@ -93,6 +94,14 @@ async def sync_keys(
             inputs, sync.digests, until, replace(result, events=())
         )
     return result
+
+
+def _forget_gone(context: Context, session: BusSession) -> None:
+    """Drop what is remembered of resources that are gone, once there are more than exist."""
+    known = session.synced_keys
+    if len(known) > sum(map(context.cache.count, ("Namespace", *ENTITY_WORDS))):
+        for key in [each for each in known if context.cache.get(each) is None]:
+            del known[key]
 
 
 def keys_of_subscription(subscription: Resource, topic: Resource) -> KeysResult:
