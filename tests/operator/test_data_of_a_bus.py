@@ -229,7 +229,7 @@ async def test_keys_of_a_bus_stay_with_its_data(operator: dict[str, Any]) -> Non
 
 async def test_a_detached_certificate_stays() -> None:
     owner = {"kind": "Namespace", "name": "bus", "uid": "uid-of-bus"}
-    metadata = {"name": "bus-tls", "ownerReferences": [owner]}
+    metadata = {"name": "bus-tls", "resourceVersion": "1", "ownerReferences": [owner]}
     certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": metadata}
     asked = going()
     tls = {"issuerRef": {"name": "letsencrypt"}}
