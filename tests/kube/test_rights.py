@@ -6,6 +6,8 @@ controllers and people do is done by the test.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from typing import Any, Final
 import pytest
 
 from postbus_operator.kube.resource_types import (
+    CHILDREN,
+    EVENTS,
     NETWORK_POLICIES,
     RESOURCES,
     SECRETS,
@@ -44,6 +48,9 @@ MERGE: Final = "application/merge-patch+json"
 PAST: Final = "2026-01-01T00:00:00Z"
 SCOPED: Final[Values] = {"rbac": {"scope": "namespace"}, "watchNamespaces": [PLACE]}
 
+LEAST_SECRET: Final = 20
+"""Characters of the shortest secret of a bus."""
+
 Grant = tuple[str, str, str]
 """Verb, group, resource."""
 
@@ -58,14 +65,16 @@ UNUSED: Final[dict[str, set[Grant]]] = {
 """Rights for what does not happen here, or not always."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[ApiServer]:
-    """A server with what helm installs, and nothing of other tests."""
+    """A server with what helm installs, and nothing of other tests: each object is made anew."""
     missing = missing_programs()
     if missing:
         pytest.fail(f"{', '.join(missing)}: not built yet; run make kube-tools")
     with api_server() as running:
         release(running, "install", "postbus-crds", "charts/postbus-crds", "--create-namespace")
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": PLACE}}
+        running.apply(f"/api/v1/namespaces/{PLACE}", namespace)
         yield running
 
 
@@ -193,6 +202,19 @@ def live_through(server: ApiServer) -> None:
         wait_until_gone(server, type, name)
 
 
+def secrets_in(server: ApiServer) -> set[str]:
+    """Return texts of the Secrets of the namespace that nobody else may see, line by line."""
+    return {
+        line
+        for each in server.request("GET", SECRETS.path(PLACE))["items"]
+        for name, packed in each["data"].items()
+        if name not in {"tls.crt", "ca.crt"}
+        for text in (packed, base64.b64decode(packed).decode())
+        for line in text.splitlines()
+        if len(line) >= LEAST_SECRET and "PRIVATE KEY" not in line
+    }
+
+
 def make_claim(server: ApiServer, store: Object) -> None:
     """Do what the controller of StatefulSets does; its volume can grow."""
     server.apply(
@@ -267,28 +289,51 @@ def refused(requests: list[Object]) -> list[str]:
     ]
 
 
-def test_each_right_is_used_and_none_is_missed(server: ApiServer, tmp_path: Path) -> None:
-    release(server, "install", "postbus", "charts/postbus", values={})
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": PLACE}}
-    server.apply(f"/api/v1/namespaces/{PLACE}", namespace)
-    with operator(server, tmp_path / "log"):
+def shown(server: ApiServer, log: Path) -> dict[str, str]:
+    """Return all texts that others than readers of Secrets may see, by where they are."""
+    release = ("--namespace", SYSTEM, "--kubeconfig", str(server.kubeconfig()))
+    paths = [type.path(PLACE) for type in (*RESOURCES.values(), *CHILDREN) if type is not SECRETS]
+    values = helm("get", "all", "postbus", *release)
+    assert values.returncode == 0, values.stderr
+    return {
+        "log": log.read_text(encoding="utf-8"),
+        "audit": (server.folder / "audit.jsonl").read_text(encoding="utf-8"),
+        "helm": values.stdout,
+        "events": json.dumps(server.request("GET", EVENTS.path(PLACE))),
+        **{path: json.dumps(server.request("GET", path)) for path in paths},
+    }
+
+
+@pytest.mark.parametrize("values", [{}, SCOPED], ids=["cluster", "namespace"])
+def test_each_right_is_used_and_none_is_missed(
+    server: ApiServer, tmp_path: Path, values: Values
+) -> None:
+    release(server, "install", "postbus", "charts/postbus", values=values)
+    settings = {"namespaces": PLACE} if values else {}
+    with operator(server, tmp_path / "log", **settings):
         live_through(server)
     requests = server.audit()
     assert refused(requests) == []
-    used = asked(requests)
-    assert used <= granted({})
-    assert granted({}) - used <= set().union(*UNUSED.values())
+    used, allowed = asked(requests), granted(values)
+    assert used <= allowed
+    assert allowed - used <= set().union(*UNUSED.values())
+    assert (("watch", "", "namespaces") in used) is not bool(values)
 
 
-def test_rights_in_one_namespace_suffice_for_it(server: ApiServer, tmp_path: Path) -> None:
-    before = len(server.audit())
-    release(server, "upgrade", "postbus", "charts/postbus", values=SCOPED)
-    with operator(server, tmp_path / "log", namespaces=PLACE):
+def test_no_secret_is_in_logs_events_statuses_audit_or_values(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    release(server, "install", "postbus", "charts/postbus", values=SCOPED)
+    with operator(server, log, namespaces=PLACE, log_level="debug"):
         put(server, "Namespace", "own-bus", bus())
-        wait_for(lambda: get(server, STATEFUL_SETS, "own-bus-store-main"), "a store")
-        server.request("DELETE", RESOURCES["Namespace"].path(PLACE, "own-bus"))
-        wait_until_released(server, "Namespace", "own-bus")
-    requests = server.audit()[before:]
-    assert refused(requests) == []
-    assert asked(requests) <= granted(SCOPED)
-    assert ("watch", "", "namespaces") not in asked(requests)
+        put(server, "Queue", "mine", {"owner": {"name": "own-bus"}})
+        wait_for(lambda: get(server, STATEFUL_SETS, "own-bus-broker"), "brokers")
+        wait_for(lambda: has_status(server, "Queue", "mine"), "a status")
+        secrets = secrets_in(server)
+        texts = shown(server, log)
+    assert len(secrets) > 10
+    assert "own-bus-stores" in texts["audit"]
+    assert {
+        (place, secret) for place, text in texts.items() for secret in secrets if secret in text
+    } == set()
