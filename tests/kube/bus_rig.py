@@ -22,13 +22,13 @@ from postbus_operator.kube.api import Api
 from postbus_operator.kube.cache import Cache
 from postbus_operator.kube.connection import api_client
 from postbus_operator.kube.resource_types import (
-    CHILDREN,
     RESOURCES,
     SECRETS,
     STATEFUL_SETS,
     VOLUME_CLAIMS,
     ResourceType,
 )
+from postbus_operator.kube.watches import watched_types
 from postbus_operator.namespaces.reconciler import NamespaceReconciler
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import Outcome
@@ -187,8 +187,8 @@ class Rig:
     async def see(self) -> None:
         """Read everything, as watches would have shown it."""
         self.cache = Cache()
-        for type in (*RESOURCES.values(), *CHILDREN):
-            async for each in self.api.list(type, self.namespace):
+        for type, labels in watched_types(is_cluster_wide=False).items():
+            async for each in self.api.list(type, self.namespace, labels=labels):
                 self.cache.observe(each)
 
     async def look(self, name: str = "shop-bus") -> Outcome:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from postbus_operator.annotations import WATCH_LABEL
 from postbus_operator.certificates import leaf_data, new_authority
 from postbus_operator.kube.resource_types import (
     NETWORK_POLICIES,
@@ -347,6 +348,18 @@ async def test_a_lost_sealing_key_is_not_replaced(rig: Rig) -> None:
     await rig.put_secret("shop-bus-sealing-key", key=key["key"])
     await rig.look()
     assert rig.condition("Stalled") is None
+
+
+async def test_a_secret_that_lost_its_label_is_watched_again(rig: Rig) -> None:
+    """Unwatched it would be read at each look, and would outlive the retention of the bus."""
+    await rig.put({})
+    await rig.look()
+    unwatched = {"metadata": {"labels": {WATCH_LABEL: None}}}
+    await rig.request("PATCH", SECRETS, "shop-bus-sealing-key", unwatched)
+    await rig.look()
+    found = await rig.get(SECRETS, "shop-bus-sealing-key")
+    assert found is not None
+    assert found["metadata"]["labels"][WATCH_LABEL] == "true"
 
 
 async def test_certificates_are_renewed_in_time(rig: Rig) -> None:
