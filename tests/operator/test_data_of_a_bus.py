@@ -39,6 +39,7 @@ class Writes:
     deleted: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     patched: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
     unwatched: list[dict[str, Any]] = field(default_factory=list)
     on_delete: Callable[[], object] = field(default=lambda: None, compare=False)
 
@@ -54,6 +55,8 @@ class Writes:
         return True
 
     async def patch(self, _type: ResourceType, _namespace: str, name: str, _change: Any) -> None:
+        if name in self.gone:
+            raise NotFound(404, "NotFound", f"there is no {name}")
         self.patched.append(name)
 
     async def get(self, type: ResourceType, _namespace: str, name: str) -> dict[str, Any]:
@@ -260,6 +263,14 @@ async def test_a_name_that_no_bus_can_have_needs_another() -> None:
     assert valid.status == "False"
     assert "spec.entityName" in valid.message
     assert writes == Writes()
+
+
+async def test_what_somebody_deletes_during_a_release_does_not_hold_it() -> None:
+    context, writes = context_of(going(), secret("bus-sealing-key"), secret("bus-ca"))
+    writes.gone = ["bus-ca"]
+    outcome = await release(context, resource_of(context))
+    assert not outcome.has_finalizer
+    assert writes.patched == ["bus-sealing-key"]
 
 
 async def test_a_bus_that_never_was_goes_with_its_data() -> None:

@@ -311,8 +311,11 @@ async def _annotate(
     context: Context, found: Mapping[str, Any], annotations: Mapping[str, str | None]
 ) -> None:
     metadata = found["metadata"]
-    change = {"metadata": {"annotations": dict(annotations)}}
-    await context.api.patch(type_of(found), metadata["namespace"], metadata["name"], change)
+    change = {"metadata": {"uid": metadata["uid"], "annotations": dict(annotations)}}
+    try:
+        await context.api.patch(type_of(found), metadata["namespace"], metadata["name"], change)
+    except (NotFound, Conflict):  # deleted meanwhile, or another object of the name
+        return
 
 
 async def _delete(context: Context, found: Mapping[str, Any]) -> None:
