@@ -10,7 +10,7 @@ from postbus_operator.children.bus import Bus, Json
 from postbus_operator.children.comparison import is_current, with_digest
 from postbus_operator.context import Context
 from postbus_operator.kube.api import ApiError, ApiUnavailable, Conflict, Forbidden, NotFound
-from postbus_operator.kube.resource_types import SECRETS, ResourceType, type_of
+from postbus_operator.kube.resource_types import ResourceType, type_of
 from postbus_operator.kube.slimming import slim
 from postbus_operator.namespaces.status import Look, Subject, Trouble
 
@@ -35,7 +35,6 @@ class ChildWriter:
         wanted = with_digest(wanted)
         type, name = type_of(wanted), wanted["metadata"]["name"]
         observed = self._context.cache.find(type, self._bus.key.namespace, name)
-        is_watched = observed is not None or type is not SECRETS
         if observed is None:
             try:
                 observed = await self._read(type, name)
@@ -43,8 +42,8 @@ class ChildWriter:
                 self._refused(subject, type, name, error)
                 return False
         if observed is not None:
-            if is_watched and is_current(observed, wanted):
-                return True  # else an apply gives the Secret its label back
+            if is_current(observed, wanted):
+                return True
             if not adopts and not self._is_own(observed):
                 self._add(
                     subject,
