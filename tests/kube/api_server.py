@@ -179,6 +179,7 @@ def api_server() -> Iterator[ApiServer]:
                 f"--token-auth-file={folder / 'tokens.csv'}",
                 f"--audit-policy-file={folder / 'audit-policy.json'}",
                 f"--audit-log-path={folder / 'audit.jsonl'}",
+                f"--admission-control-config-file={folder / 'admission.json'}",
                 "--authorization-mode=RBAC",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={folder / 'service-account.pem'}",
@@ -232,6 +233,24 @@ def _write_keys(folder: Path) -> None:
         "rules": [{"level": "Metadata", "users": [OPERATOR]}, {"level": "None"}],
     }
     (folder / "audit-policy.json").write_text(json.dumps(policy))
+    (folder / "admission.json").write_text(json.dumps(RESTRICTED))
+
+
+RESTRICTED: Final[dict[str, Any]] = {
+    "apiVersion": "apiserver.config.k8s.io/v1",
+    "kind": "AdmissionConfiguration",
+    "plugins": [
+        {
+            "name": "PodSecurity",
+            "configuration": {
+                "apiVersion": "pod-security.admission.config.k8s.io/v1",
+                "kind": "PodSecurityConfiguration",
+                "defaults": {"enforce": "restricted", "enforce-version": "latest"},
+            },
+        }
+    ],
+}
+"""Every namespace enforces the restricted Pod Security Standard, labelled or not."""
 
 
 def free_ports(count: int) -> list[int]:

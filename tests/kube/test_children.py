@@ -12,7 +12,7 @@ from postbus_operator.children.bus import Bus
 from postbus_operator.children.comparison import is_current, with_digest
 from postbus_operator.kube.resource_types import type_of
 from postbus_operator.kube.slimming import slim
-from tests.kube.api_server import ApiServer
+from tests.kube.api_server import ApiError, ApiServer
 from tests.operator.buses import bus_of, buses
 
 Json = dict[str, Any]
@@ -111,3 +111,12 @@ def test_a_store_that_grows_keeps_its_template(apps: ApiServer) -> None:
     stored = put(apps, store("20Gi", {"a": "10Gi"}), is_dry=False)
     (claim,) = stored["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
+
+
+def test_unlabelled_namespaces_of_the_tests_enforce_the_restricted_standard(
+    server: ApiServer,
+) -> None:
+    container = {"name": "any", "image": "any"}
+    pod = {"metadata": {"name": "any"}, "spec": {"containers": [container]}}
+    with pytest.raises(ApiError, match="violates PodSecurity"):
+        server.request("POST", "/api/v1/namespaces/default/pods?dryRun=All", pod)
