@@ -53,7 +53,7 @@ class Resource:
             labels=metadata.get("labels", {}),
             annotations=metadata.get("annotations", {}),
             spec=found.get("spec", {}),
-            status=found.get("status", {}),
+            status=_readable(found.get("status", {})),
         )
 
     @property
@@ -89,3 +89,21 @@ class Resource:
     def entity_name(self) -> str:
         """The name on the bus; for a Subscription, within its topic."""
         return str(self.spec.get("entityName") or self.key.name)
+
+
+def _readable(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a status without conditions whose time cannot be read: they are replaced.
+
+    The API server accepts times that Python does not know, such as the year 0.
+    """
+    conditions = status.get("conditions", ())
+    kept = [each for each in conditions if _is_readable(each["lastTransitionTime"])]
+    return status if len(kept) == len(conditions) else {**status, "conditions": kept}
+
+
+def _is_readable(time: str) -> bool:
+    try:
+        datetime.fromisoformat(time).timestamp()
+    except (ValueError, OverflowError):
+        return False
+    return True

@@ -186,7 +186,7 @@ async def test_a_resource_that_somebody_changes_during_its_look_is_not_deleted(
         assert "deletionTimestamp" not in show("orders")["metadata"]
 
 
-async def test_a_status_that_cannot_be_read_stops_no_other_resource(
+async def test_conditions_with_unreadable_times_are_replaced(
     server: ApiServer,
     configuration: Configuration,
     namespace: str,
@@ -202,20 +202,46 @@ async def test_a_status_that_cannot_be_read_stops_no_other_resource(
         conditions.set("Ready", "False", "OwnerNotReady", "there is no bus")
         return Outcome(QueueStatus(conditions=conditions.all()), has_finalizer=False)
 
-    make(server, "Queue", "bad", namespace)
+    make(server, "Queue", "orders", namespace)
     parts = {"status": "False", "reason": "NotFound", "message": "", "observedGeneration": 1}
     written = [
         {"type": type, "lastTransitionTime": "0000-01-01T00:00:00Z"} | parts
         for type in ("OwnerResolved", "Ready")
     ]
-    change(server, namespace, "bad", {"status": {"conditions": written}}, "status")
+    change(server, namespace, "orders", {"status": {"conditions": written}}, "status")
+
+    def times() -> list[str]:
+        return [each["lastTransitionTime"] for each in show("orders")["status"]["conditions"]]
+
+    assert times() == ["0000-01-01T00:00:00Z"] * 2
+    async with leading(configuration, {"Queue": look}, namespaces=(namespace,)) as run:
+        await eventually(lambda: all(each > "2026" for each in times()))
+        assert len(times()) == 2
+        assert not run.value("reconciles_total", kind="Queue", result="failed")
+        found = abnormal_conditions([each for each in run.looks if each.key.name == "orders"])
+        assert all(each.start > 0 for each in found)
+
+
+async def test_a_result_that_cannot_be_written_stops_no_other_resource(
+    server: ApiServer,
+    configuration: Configuration,
+    namespace: str,
+    show: Callable[[str], Any],
+) -> None:
+    async def look(context: Context, resource: Resource) -> Outcome:
+        now = "never" if resource.key.name == "bad" else "2026-11-23T09:00:00Z"
+        conditions = Conditions((), resource.generation, context.now())
+        conditions.set("OwnerResolved", "False", "NotFound", "there is no bus")
+        (found,) = conditions.all()
+        changed = found.model_copy(update={"last_transition_time": now})
+        return Outcome(QueueStatus(conditions=(changed,)), has_finalizer=False)
+
+    make(server, "Queue", "bad", namespace)
     async with leading(configuration, {"Queue": look}, namespaces=(namespace,)) as run:
         await eventually(lambda: run.looked_at("bad"))
         make(server, "Queue", "orders", namespace)
         await eventually(lambda: show("orders").get("status"))
         assert not run.task.done()
-        found = abnormal_conditions([each for each in run.looks if each.key.name == "bad"])
-        assert {each.start for each in found} == {0.0}
 
 
 async def test_a_change_of_policy_to_retain_takes_the_finalizer_away(

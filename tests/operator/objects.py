@@ -43,3 +43,9 @@ def entity(
     metadata = spec.pop("metadata", {})
     wanted = {"owner": {"name": owner}} | spec
     return shown(kind, name, version, namespace=namespace, spec=wanted, metadata=metadata)
+
+
+def condition(type: str, status: str, reason: str, message: str = "") -> dict[str, str]:
+    """Return a condition as the operator writes it."""
+    found = {"type": type, "status": status, "reason": reason, "message": message}
+    return found | {"lastTransitionTime": "2026-11-23T09:00:00Z"}

@@ -31,6 +31,7 @@ from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus
 from tests.operator.health import check_health
 from tests.operator.live_bus import access_to, leads
+from tests.operator.objects import condition
 
 NAMESPACE = "shop"
 SCHEMAS = {kind.name: schema_of(kind) for kind in KINDS}
@@ -163,10 +164,7 @@ class SmallCluster:
     def show(self, key: Key, *conditions: tuple[str, str, str, str]) -> None:
         """Set the conditions of a resource that nobody reconciles here, such as the bus."""
         found = copy.deepcopy(self._objects[key])
-        names = ("type", "status", "reason", "message")
-        found["status"] = {
-            "conditions": [dict(zip(names, each, strict=True)) for each in conditions]
-        }
+        found["status"] = {"conditions": [condition(*each) for each in conditions]}
         self._store(key, found)
 
     def lose_status(self, key: Key) -> None:

@@ -11,7 +11,7 @@ from postbus_operator.kube.observer import Observer
 from postbus_operator.kube.resource_types import RESOURCES, STATEFUL_SETS
 from postbus_operator.kube.watches import Watch, Watches, watches_of
 from postbus_operator.objects import Key
-from tests.operator.objects import entity, shown
+from tests.operator.objects import condition, entity, shown
 
 QUEUES = Watch(RESOURCES["Queue"], "shop")
 SETS = Watch(STATEFUL_SETS, "shop")
@@ -126,7 +126,7 @@ def test_an_own_write_wakes_others_only(rig: Rig) -> None:
     rig.observer.event("ADDED", shown("Namespace", "bus", spec={}))
     rig.observer.event("ADDED", entity("Queue", "orders", 2))
     rig.taken()
-    ready = {"conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}]}
+    ready = {"conditions": [condition("Ready", "True", "Ready")]}
     written = shown("Namespace", "bus", 3, spec={}, status=ready)
     rig.observer.written(written)
     assert rig.taken() == ["orders"]

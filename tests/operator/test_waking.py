@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from postbus_operator.kube.cache import Cache
 from postbus_operator.kube.waking import concerned, is_own_write
-from tests.operator.objects import entity, shown
+from tests.operator.objects import condition, entity, shown
 
-READY = {"conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}]}
-NOT_READY = {"conditions": [{"type": "Ready", "status": "False", "reason": "Degraded"}]}
+READY = {"conditions": [condition("Ready", "True", "Ready")]}
+NOT_READY = {"conditions": [condition("Ready", "False", "Degraded")]}
 
 
 def bus(version: int = 1, /, status: dict = READY, **parts) -> dict:

@@ -27,7 +27,7 @@ def abnormal_conditions(resources: Iterable[Resource]) -> list[AbnormalCondition
             resource.key,
             each["type"],
             each["reason"],
-            _seconds(each["lastTransitionTime"]),
+            datetime.fromisoformat(each["lastTransitionTime"]).timestamp(),
         )
         for resource in resources
         for each in resource.status.get("conditions", ())
@@ -35,11 +35,3 @@ def abnormal_conditions(resources: Iterable[Resource]) -> list[AbnormalCondition
         and each["type"] in ABNORMAL | {"Ready"}
     ]
     return sorted(found, key=lambda each: (each.start, each.resource, each.type))
-
-
-def _seconds(time: str) -> float:
-    """Return a time as seconds since 1970; 0 for one that somebody else wrote, as of the year 0."""
-    try:
-        return datetime.fromisoformat(time).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0

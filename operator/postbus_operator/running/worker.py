@@ -76,7 +76,7 @@ class Worker:
         except LeadershipLost:
             raise
         except Exception as error:
-            # Such as a status that somebody else wrote: one resource must not stop the others.
+            # One resource must not stop the others.
             logger.exception("%s: result of the look not written", key)
             self._on_look(key.kind, "failed")
             return self._pause(key, error)
