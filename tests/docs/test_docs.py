@@ -80,6 +80,7 @@ UNREAD = {
     GUIDES / "from-the-emulator.md",
     GUIDES / "gitops.md",
     GUIDES / "images.md",
+    GUIDES / "kubernetes-buses.md",
     GUIDES / "kubernetes-keys.md",
     GUIDES / "kubernetes-operations.md",
     GUIDES / "kubernetes.md",

@@ -96,7 +96,8 @@ async def is_shown(rig: Rig, pod: Pod, reason: str) -> str:
     assert rig.outcome is not None
     assert rig.outcome.status is not None
     later = rig.now + PATIENCE
-    events = report(rig.outcome.status.conditions, rig.outcome.events, later).events
+    said = rig.outcome.events
+    events = (*said, *report(rig.outcome.status.conditions, said, later).events)
     assert (reason, storage[2]) in {(each.reason, each.message) for each in events}
     return storage[2]
 
@@ -188,7 +189,10 @@ async def test_tables_of_a_newer_version_are_not_used(rig: Rig, dsn: str, tmp_pa
     await connection.execute("insert into postbus.migration values (9999, 'later')")
     await connection.close()
     async with broker_pod(rig, tmp_path / "second") as pod:
-        assert "run the newer version" in await is_shown(rig, pod, "SchemaOutdated")
+        text = await is_shown(rig, pod, "SchemaTooNew")
+    assert "run the newer version" in text
+    assert "set operatorSpec.image to the newer image" in text
+    assert rig.condition("Stalled") == ("True", "SchemaTooNew", text)
 
 
 async def test_the_store_of_another_bus_is_left_to_it(rig: Rig, dsn: str, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,7 +158,6 @@ def test_a_roll_is_shown_while_the_bus_works() -> None:
 def test_a_database_that_refuses_the_bus_is_named() -> None:
     for text, reason in (
         ('role "bus" was refused: wrong password', "AuthFailed"),
-        ("the store tables have version 9; run the newer version", "SchemaOutdated"),
         ("fsync is off", "Misconfigured"),
     ):
         look = whole()
@@ -164,6 +165,44 @@ def test_a_database_that_refuses_the_bus_is_named() -> None:
         look.broker_trouble = PodTrouble(text, 6)
         look.bus_status = look.description = None
         assert said(look)["StorageReady"] == ("False", reason, text)
+
+
+NEWER = "tables have version 9, this Postbus knows 8; run the newer version"
+
+
+def refused_start(look: Look) -> None:
+    look.broker = workload("shop-bus-broker", ready=False)
+    look.broker_trouble = PodTrouble(f"the store {NEWER}", 6)
+    look.bus_status = look.description = None
+
+
+def refused_partition(look: Look) -> None:
+    look.broker = workload("shop-bus-broker", ready=False)
+    look.readiness_trouble = f"partition 0: the partition {NEWER}"
+    look.bus_status = look.description = None
+
+
+@pytest.mark.parametrize("refuse", [refused_start, refused_partition])
+def test_tables_of_a_newer_version_stall_and_say_how_to_go_on(
+    refuse: Callable[[Look], None],
+) -> None:
+    look = whole({"version": "1.2.3"})
+    refuse(look)
+    found = said(look)
+    text = found["Stalled"][2]
+    assert NEWER in text
+    assert "install the newer chart again, or set operatorSpec.image" in text
+    assert found["Stalled"] == ("True", "SchemaTooNew", text)
+    assert found["StorageReady"] == found["Ready"] == ("False", "SchemaTooNew", text)
+    assert "Reconciling" not in found
+
+
+def test_a_bus_works_on_with_partitions_that_no_newer_version_had() -> None:
+    look = whole()
+    look.bus_status = answered(None, f"the partition {NEWER}")
+    found = said(look)
+    assert found["Ready"][:2] == ("True", "Degraded")
+    assert found["Stalled"][:2] == ("True", "SchemaTooNew")
 
 
 def test_a_mistake_in_the_spec_stalls_and_waits_for_nothing() -> None:
@@ -230,7 +269,12 @@ looks = st.builds(
         ),
     ),
     st.builds(lambda ready: workload("s", ready=ready), st.booleans()),
-    st.sampled_from([None, answered(None, None), answered(None, "x"), answered("x", "x")]),
+    st.sampled_from(
+        [
+            None,
+            *(answered(*each) for each in ((None, None), (None, "x"), ("x", "x"), (None, NEWER))),
+        ]
+    ),
     st.sampled_from([None, None, Verdict("InvalidSpec", "x")]),
     st.sampled_from(
         [

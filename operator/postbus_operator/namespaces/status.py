@@ -15,6 +15,15 @@ from postbus_operator.namespaces.workloads import STORE_EXIT, PodTrouble, Worklo
 from postbus_operator.objects import Resource
 from postbus_operator.status import EntityCounts, NamespaceStatus, PartitionStatus
 
+NEWER: Final = "run the newer version"
+"""Part of what a broker says of tables that a later version has made."""
+
+RESTORE: Final = (
+    "the messages are safe; install the newer chart again, or set operatorSpec.image to the newer"
+    " image"
+)
+TOO_NEW: Final = "SchemaTooNew"
+
 Subject = Literal["secrets", "objects", "storage", "bus"]
 
 
@@ -67,6 +76,15 @@ class Look:
     def was_ready(self) -> bool:
         """Whether the bus has answered before."""
         return self.resource.status.get("version") is not None
+
+    @property
+    def newer_tables(self) -> str:
+        """What a broker says of tables that a newer version has made; "" if it can use all."""
+        ended = "" if self.broker_trouble is None else self.broker_trouble.text
+        partitions = () if self.bus_status is None else self.bus_status.partitions
+        said = (ended, self.readiness_trouble, *(each.trouble or "" for each in partitions))
+        text = next((each for each in said if NEWER in each), "")
+        return f"{text}: {RESTORE}" if text else ""
 
     @property
     def loaded(self) -> list[int]:
@@ -183,6 +201,8 @@ def _set_storage(look: Look, found: Conditions) -> None:
     elif waiting:
         reason = look.store_trouble or "Postgres starts"
         found.set("StorageReady", "False", "Unreachable", f"waits for {waiting[0]}: {reason}")
+    elif look.newer_tables:
+        found.set("StorageReady", "False", TOO_NEW, look.newer_tables)
     elif look.broker_trouble is not None and look.broker_trouble.exit_code == STORE_EXIT:
         text = look.broker_trouble.text
         reason = _storage_reason(text, is_refused=True)
@@ -205,18 +225,12 @@ AUTHENTICATION: Final = ("authorizationspecification", "password", "role ")
 pg_hba.conf."""
 
 
-NEWER: Final = "run the newer version"
-"""Part of what a broker says of tables that a later version has made."""
-
-
 def _storage_reason(text: str, *, is_refused: bool) -> str:
     """Return the reason for what a broker says of its database.
 
     `is_refused`: the broker does not wait for it, for waiting does not help.
     """
     text = text.lower()
-    if NEWER in text:
-        return "SchemaOutdated"
     if any(each in text for each in AUTHENTICATION):
         return "AuthFailed"
     return "Misconfigured" if is_refused else "Unreachable"
@@ -266,6 +280,8 @@ def _set_stalled(look: Look, found: Conditions) -> None:
         if each.is_stalled:
             found.set("Stalled", "True", each.reason, each.message)
             return
+    if look.newer_tables:
+        found.set("Stalled", "True", TOO_NEW, look.newer_tables)
 
 
 def _set_ready(look: Look, found: Conditions) -> None:
@@ -276,6 +292,8 @@ def _set_ready(look: Look, found: Conditions) -> None:
         found.set("Ready", status, "Paused", text)
     elif look.verdict is not None:
         found.set("Ready", "False", "Invalid", look.verdict.message)
+    elif look.newer_tables and not look.loaded:
+        found.set("Ready", "False", TOO_NEW, look.newer_tables)
     elif look.bus_status is None or not look.loaded:
         reason = "BackendUnavailable" if look.was_ready else "Provisioning"
         trouble = look.troubles[0].message if look.troubles else _bus_trouble(look)
@@ -283,7 +301,9 @@ def _set_ready(look: Look, found: Conditions) -> None:
     elif look.is_whole:
         found.set("Ready", "True", "Ready", "the bus takes messages")
     elif len(look.loaded) < len(look.bus_status.partitions) or look.troubles:
-        text = look.troubles[0].message if look.troubles else _progress(look)[1]
+        text = look.newer_tables or _progress(look)[1]
+        if look.troubles:
+            text = look.troubles[0].message
         found.set("Ready", "True", "Degraded", text)
     else:
         found.set("Ready", "True", "Updating", _progress(look)[1])

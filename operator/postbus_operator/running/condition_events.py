@@ -21,7 +21,7 @@ WAITING: Final = frozenset(
 )
 """Types that other objects may mend while they are False."""
 
-DEFINITE: Final = frozenset({"NotPermitted", "AuthFailed", "Misconfigured", "SchemaOutdated"})
+DEFINITE: Final = frozenset({"NotPermitted", "AuthFailed", "Misconfigured", "SchemaTooNew"})
 """Reasons of these that nothing but a change by a person ends."""
 
 WARNED: Final = "ForwardCycle"
