@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Build the container images of the Dockerfile, with docker if its daemon answers, else with buildah.
+# Build the container images of the Dockerfile, with docker if its daemon answers, else with buildah,
+# which root gets installed on Debian.
 #
 #   e2e/build-images.sh                    all of them
 #   e2e/build-images.sh postbus            only this one
@@ -109,7 +110,8 @@ choose_base() {
 make_stand_in() { # <image> <archive of its files>
   local container
   if [[ ! -s $2 ]]; then
-    has mmdebstrap || fail "the base image cannot be pulled: call e2e/install.sh images, or set BASE" 77
+    has mmdebstrap || "$e2e/install.sh" images ||
+      fail "the base image cannot be pulled: set BASE, or install mmdebstrap" 77
     echo "making a base of Debian's packages" >&2
     mmdebstrap "${recipe[@]}" "$2.part" 2>"$work/mmdebstrap.log" || {
       tail "$work/mmdebstrap.log" >&2
@@ -130,11 +132,10 @@ make_stand_in() { # <image> <archive of its files>
 
 if has docker && docker info >/dev/null 2>&1; then
   builder=docker
-elif ! has buildah; then
-  fail "no docker daemon answers: start one, or install buildah" 77
 elif [[ $(id -u) != 0 ]]; then
-  fail "buildah without a docker daemon needs root" 77
+  fail "no docker daemon answers: start one, or be root, which buildah needs" 77
 else
+  has buildah || "$e2e/install.sh" images || fail "no docker daemon answers, nor is there buildah" 77
   builder=buildah
 fi
 mkdir -p "$images"
