@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,11 @@ class ControlListener:
         address = f"{scheme}://{shown}:{server.port}"
         announce_control_port(server.port, address, token_file)
         return cls(server, token_file, address)
+
+    @property
+    def answers(self) -> Counter[int]:
+        """Return the responses sent: status -> count."""
+        return self._server.answers
 
     async def close(self) -> None:
         """Stop accepting connections."""

@@ -269,6 +269,9 @@ class Listeners:
         with suppress(FileNotFoundError):  # a start that waits may not have made it yet
             volume = shutil.disk_usage(self._data.path)
             sample.volume_bytes, sample.volume_free_bytes = volume.total, volume.free
+        if self._control is not None:
+            answers = self._control.answers
+            sample.http_answers = {("control", status): answers[status] for status in answers}
         if self._front is None:
             return
         sample.refused_connections = self._front.refused_count
@@ -280,7 +283,7 @@ class Listeners:
             "key_checks": self._throttle.sent_away_count,
         }
         sample.failed_connections = self._front.failed_count
-        sample.http_answers = dict(self._front.http.answers)
+        sample.http_answers |= self._front.http.answers
         for name, listener in (("amqp", self._front.amqp), ("http", self._front.http)):
             sample.listeners.append(
                 ListenerSample(name, listener.connection_count, listener.accepted_count)

@@ -309,9 +309,17 @@ def test_requests_are_counted_by_api_and_status(bus: ControlledBus) -> None:
     for path, status in ((f"/{QUEUE}", 200), ("/$Resources/queues", 200), ("/health", 200)):
         assert by_http(bus, "http", "GET", path, token * (path != "/health")) == str(status)
     assert by_http(bus, "http", "POST", f"/{QUEUE}/messages", "") == "401"
+    for path, status in (("/v1/status", 200), ("/v1/nothing", 404)):
+        assert bus.caller.get(path).status == status
     after = bus.run(bus.bus.sample()).http_answers
     grown = {key: count - before.get(key, 0) for key, count in after.items()}
-    wanted = {("administration", 200): 2, ("health", 200): 1, ("runtime", 401): 1}
+    wanted = {
+        ("administration", 200): 2,
+        ("health", 200): 1,
+        ("runtime", 401): 1,
+        ("control", 200): 1,
+        ("control", 404): 1,
+    }
     assert {key: count for key, count in grown.items() if count} == wanted
 
 

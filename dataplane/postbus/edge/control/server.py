@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -78,6 +79,8 @@ class ControlServer:
         self._audit = audit
         self._listener = HttpListener()
         self._is_loopback = True
+        self.answers: Counter[int] = Counter()
+        """Responses sent: status -> count."""
 
     @property
     def port(self) -> int:
@@ -85,7 +88,8 @@ class ControlServer:
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         """Listen, on any free port for 0; raises OSError when the port is taken."""
-        app = web.Application(middlewares=[self._answer_problems], client_max_size=MAX_BODY_BYTES)
+        middlewares = [self._count_answers, self._answer_problems]
+        app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._handler_of(route))
         self._is_loopback = _is_loopback(f"[{host}]" if ":" in host else host)
@@ -113,6 +117,14 @@ class ControlServer:
                 return _answer(await self._audit.run(operation, route, call, caller, address))
 
         return handle
+
+    @web.middleware
+    async def _count_answers(
+        self, request: web.Request, handler: HttpHandler
+    ) -> web.StreamResponse:
+        answer = await handler(request)
+        self.answers[answer.status] += 1
+        return answer
 
     @web.middleware
     async def _answer_problems(
