@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from kubernetes.aio.client import Configuration
@@ -202,3 +203,15 @@ def nowhere(port: int) -> Configuration:
     configuration = Configuration()
     configuration.host = f"http://127.0.0.1:{port}"
     return configuration
+
+
+async def test_passwords_and_proxies_of_the_environment_are_not_for_the_api_server(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They were looked for before each request, and a password there was an error."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    async with api_of(await configuration_of(server, monkeypatch)) as api:
+        assert "queues" in await api.serves("postbus.dev", "v1alpha1")
