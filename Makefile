@@ -132,6 +132,7 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 .PHONY: kube-tools
 kube-tools: ## build etcd, kube-apiserver, kubectl and helm; needs go
 	@e2e/build-tools.sh
+	@tests/kube/foreign_types/build.sh
 
 .PHONY: test-kube
 test-kube: setup kube-tools ## custom resources on a real API server; needs go

@@ -81,6 +81,7 @@ UNREAD = {
     GUIDES / "gitops.md",
     GUIDES / "images.md",
     GUIDES / "kubernetes-buses.md",
+    GUIDES / "kubernetes-integrations.md",
     GUIDES / "kubernetes-keys.md",
     GUIDES / "kubernetes-operations.md",
     GUIDES / "kubernetes.md",
