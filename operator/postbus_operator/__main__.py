@@ -13,6 +13,7 @@ from kubernetes.aio.config import ConfigException
 import postbus
 from postbus_operator.running.log_format import set_up_logging
 from postbus_operator.running.process import run
+from postbus_operator.running.tls_buffers import limit_tls_buffers
 from postbus_operator.settings import PREFIX, Settings, SettingsError, load_settings
 
 NESTING: Final = 100_000
@@ -35,6 +36,7 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=postbus.__version__)
     parser.parse_args()
     sys.setrecursionlimit(NESTING)
+    limit_tls_buffers()
     try:
         settings = load_settings()
         set_up_logging(settings.log_format, settings.log_level)
