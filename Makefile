@@ -159,6 +159,10 @@ e2e-slow: setup ## tests of such a cluster that wait for minutes of real time
 e2e-scale: setup ## measure 10,000 entities on the own node; SCALE="--help"
 	@e2e/test.sh $(BIN)/python -m e2e.scale $(SCALE)
 
+.PHONY: e2e-scale-buses
+e2e-scale-buses: setup kube-tools ## measure 500 buses on a stand-in; no node
+	@$(BIN)/python -m e2e.scale.buses $(SCALE)
+
 .PHONY: e2e-smoke
 e2e-smoke: setup ## install, message, pod kill, uninstall on such a cluster
 	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m smoke $(PYTEST_FLAGS)

@@ -25,6 +25,9 @@ T = TypeVar("T")
 AT_ONCE: Final = 16
 """Requests at once: more of them only wait in the API server, on two cores."""
 
+TOO_EARLY: Final = 429
+"""Answer to a watch of a type that the API server has just learnt."""
+
 SHOW_S: Final = 5.0
 PAUSE_S: Final = 0.25
 
@@ -93,8 +96,15 @@ class Cluster:
 
     async def events(self, type: ResourceType, labels: str) -> AsyncIterator[tuple[str, Json]]:
         """Yield the events of a type in all cluster namespaces, those that exist first."""
-        query = [("watch", "1"), ("labelSelector", labels), ("timeoutSeconds", "7200")]
+        query = [("watch", "1"), ("timeoutSeconds", "7200")]
+        if labels:
+            query.append(("labelSelector", labels))
         answer = await self._call("GET", type.path(), query=query, timeout=7_300)
+        while answer.status == TOO_EARLY:
+            await asyncio.sleep(PAUSE_S)
+            answer = await self._call("GET", type.path(), query=query, timeout=7_300)
+        if answer.status >= 400:
+            raise ApiError(answer.status, "", (await answer.response.text())[:300])
         rest = b""
         async for data in answer.response.content.iter_any():
             *lines, rest = (rest + data).split(b"\n")

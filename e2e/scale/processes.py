@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import urllib.request
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,15 +65,26 @@ async def operators(cluster: Cluster) -> list[str]:
 async def metrics(cluster: Cluster, namespace: str, pod: str, port: int) -> dict[str, float]:
     """Return the samples of a pod by name with labels, through the API server."""
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/metrics"
-    found = re.findall(r"^([a-zA-Z_]+(?:\{.*\})?) (\S+)$", await cluster.text(path), re.MULTILINE)
+    return samples(await cluster.text(path))
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Return the samples at an address. Raises OSError."""
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return samples(answer.read().decode())
+
+
+def samples(text: str) -> dict[str, float]:
+    """Return value by name with labels."""
+    found = re.findall(r"^([a-zA-Z_]+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
-def total(samples: dict[str, float], name: str, *labels: str) -> float:
+def total(found: dict[str, float], name: str, *labels: str) -> float:
     """Return the sum of the series of a metric that have these labels, as in `api="control"`."""
     return sum(
         value
-        for series, value in samples.items()
+        for series, value in found.items()
         if series.partition("{")[0] == name and all(each in series for each in labels)
     )
 

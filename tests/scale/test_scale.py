@@ -1,4 +1,4 @@
-"""The arithmetic of `make e2e-scale`: counting writes in an audit log, and its resources."""
+"""The parts of `make e2e-scale` that can be tried without a cluster."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from e2e.scale.audit import OPERATOR, writes
 from e2e.scale.figures import Report
 from e2e.scale.resources import Plan
+from e2e.scale.standin import OPERATIONS, Document, Misfit
 
 from postbus.contract.entities import catalog_key
 
@@ -71,3 +73,18 @@ def test_a_value_above_its_limit_is_bold_and_missed(capsys: object) -> None:
         "| slow | **12 s** (twice) | 10 | 5 |",
         "| told | 1,000 s |  |  |",
     ]
+
+
+def test_the_stand_in_of_brokers_answers_as_the_document_of_the_control_api_says() -> None:
+    document = Document()
+    assert set(OPERATIONS) <= set(document.operations)
+    fits = {"items": [], "cursor": "0", "isEnd": True, "startsOver": False}
+    document.check_answer("listCounts", 200, fits)
+    with pytest.raises(Misfit, match='answer 200 of listCounts: "yes" is not of type "boolean"'):
+        document.check_answer("listCounts", 200, fits | {"isEnd": "yes"})
+    with pytest.raises(Misfit, match="answer 200 of getStatus: "):
+        document.check_answer("getStatus", 200, {"namespace": "bus"})
+    with pytest.raises(Misfit, match="listCounts does not answer 201"):
+        document.check_answer("listCounts", 201, fits)
+    with pytest.raises(Misfit, match='body of putAuthorizationRule: "Everything" is not one of'):
+        document.check_body("putAuthorizationRule", {"rights": ["Everything"]})
