@@ -47,6 +47,7 @@ def test_what_only_a_person_ends_is_reported_at_once(type: str, status: str, rea
         ("StorageReady", "False", "Unreachable"),
         ("SecretsSynced", "False", "SourceMissing"),
         ("ForwardTargetsResolved", "False", "TargetNotFound"),
+        ("PartitionsReady", "False", "PodNotStarting"),
         ("DeletionBlocked", "True", "Protected"),
     ],
 )
@@ -67,6 +68,7 @@ def test_what_may_pass_by_itself_is_reported_later(type: str, status: str, reaso
         ("Ready", "Unknown", "BackendUnavailable"),
         ("Valid", "Unknown", "Unknown"),
         ("StorageReady", "Unknown", "Unreachable"),
+        ("PartitionsReady", "False", "NoneReady"),
         ("Reconciling", "True", "Creating"),
     ],
 )

@@ -121,6 +121,7 @@ def test_only_conditions_out_of_the_ordinary_are_shown_and_the_oldest_first() ->
         entity("Queue", "young"),
         resource("fine", ("Ready", "True", "Ready"), ("Valid", "True", "Accepted")),
         resource("wrong", ("Ready", "False", "Invalid"), ("Valid", "False", "BadName"), minute=5),
+        resource("warned", ("Ready", "True", "Ready"), ("Valid", "True", "ForwardCycle"), minute=9),
         resource("lost", ("Ready", "Unknown", "BackendUnavailable"), minute=3),
         resource("held", ("Ready", "False", "Deleting"), ("DeletionBlocked", "True", "Protected")),
     ):
@@ -130,6 +131,8 @@ def test_only_conditions_out_of_the_ordinary_are_shown_and_the_oldest_first() ->
         (Key("Queue", "shop", "held"), "Ready", "Deleting", START_S),
         (Key("Queue", "shop", "lost"), "Ready", "BackendUnavailable", START_S + 180),
         (Key("Queue", "shop", "wrong"), "Ready", "Invalid", START_S + 300),
+        (Key("Queue", "shop", "wrong"), "Valid", "BadName", START_S + 300),
+        (Key("Queue", "shop", "warned"), "Valid", "ForwardCycle", START_S + 540),
     ]
 
 
@@ -140,11 +143,13 @@ def test_series_of_resources_are_bounded_and_go_with_their_condition() -> None:
         AbnormalCondition(Key("Queue", "shop", f"q{at}"), "Stalled", "InvalidSpec", START_S + at)
         for at in range(number)
     ]
-    metrics.set_conditions(conditions)
+    other = AbnormalCondition(Key("Queue", "shop", "q"), "SecretsSynced", "SourceMissing", 0.0)
+    metrics.set_conditions([other, *conditions])
     metrics.set_certificates({("shop", f"c{at}"): START_S - at for at in range(number)})
     text = metrics.text().decode()
     total = 'postbus_operator_conditions{condition="Stalled",kind="Queue",reason="InvalidSpec"}'
     assert f"{total} {number}.0" in text
+    assert 'condition="SecretsSynced",kind="Queue",reason="SourceMissing"} 1.0' in text
     for name in ("condition_timestamp_seconds", "certificate_expiry_timestamp_seconds"):
         assert text.count(f"postbus_operator_{name}{{") == MAX_SERIES
     assert 'name="q0"' in text

@@ -12,6 +12,15 @@ from postbus_operator.outcome import SpecInvalid
 _SKU: Final = re.compile(r"this tier|in Basic|in Premium|must be at least 1024$")
 _FILTER: Final = re.compile(r"^rule ")
 
+NEXT_STEPS: Final = {
+    "ImmutableFieldChanged": "set the field as it was, or create another resource",
+    "QuotaExceeded": "delete what is not needed, or use another Namespace",
+    "InvalidFilter": "correct the rule",
+    "SkuUnsupported": "leave the field out, or give the Namespace a higher tier",
+    "InvalidSpec": "correct the spec",
+}
+"""What to do about each reason."""
+
 
 def spec_invalid(error: RequestRefused) -> SpecInvalid:
     """Return the reason why the bus accepts a spec under no circumstances."""
@@ -26,7 +35,7 @@ def spec_invalid(error: RequestRefused) -> SpecInvalid:
             reason = "SkuUnsupported"
         case _:
             reason = "InvalidSpec"
-    return SpecInvalid(reason, f"the bus refuses: {error.detail}")
+    return SpecInvalid(reason, f"the bus refuses: {error.detail}: {NEXT_STEPS[reason]}")
 
 
 def has_moved_on(error: RequestRefused) -> bool:

@@ -459,7 +459,8 @@ class _Look:
     def _set_valid(self, warnings: tuple[str, ...]) -> None:
         text = "; ".join(warnings)
         if "loop" in text or "return to this entity" in text:
-            self._draft.set("Valid", "True", "ForwardCycle", f"accepted, but {text}")
+            text = f"accepted, but {text}: change the target of one of them"
+            self._draft.set("Valid", "True", "ForwardCycle", text)
         else:
             self._draft.set("Valid", "True", "Accepted", text or "the bus accepts the spec")
 

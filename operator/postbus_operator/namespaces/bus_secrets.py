@@ -238,7 +238,8 @@ class _Keeper:
             data = leaf_data(authority, self._bus.certificate_names, now, former)
             return await self._put(objects.broker_certificate(self._bus, data))
         if tls.secret_name is not None:
-            served = await self._served(tls.secret_name, f"Secret {tls.secret_name} is missing")
+            text = f"Secret {tls.secret_name} is missing: create it with tls.crt and tls.key"
+            served = await self._served(tls.secret_name, text)
         else:
             await self._put(_certificate(self._bus))
             source = self._bus.child("issued-tls")
@@ -301,9 +302,10 @@ class _Keeper:
             objects.with_tls(address, postgres.ssl_mode, None)
         except objects.AddressInvalid:
             self._stall(
-                f"Secret {reference.name}: {reference.key} is not one address such as"
-                " postgresql://user:password@host/database; in user and password write @ / ? # %"
-                f" and blanks as %40 %2F %3F %23 %25 %20 (store {store})"
+                f"Secret {reference.name}: {reference.key} is not one address: set it to"
+                " postgresql://user@host/database, with a colon and the password after the user;"
+                " in both write @ / ? # % and blanks as %40 %2F %3F %23 %25 %20"
+                f" (store {store})"
             )
             return None
         return address

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from postbus_operator.annotations import BUS_LABEL
 from postbus_operator.children.bus import Bus, Json
@@ -13,6 +13,12 @@ from postbus_operator.kube.api import ApiError, ApiUnavailable, Conflict, Forbid
 from postbus_operator.kube.resource_types import ResourceType, type_of
 from postbus_operator.kube.slimming import slim
 from postbus_operator.namespaces.status import Look, Subject, Trouble
+
+FORBIDDEN: Final = (
+    "give the operator this right (install its chart again), or change the quota or policy that"
+    " refuses"
+)
+"""What to do about an answer 403, which admission gives, too."""
 
 
 class ChildWriter:
@@ -121,7 +127,7 @@ class ChildWriter:
         text = f"{type.kind} {name}: {error.message}"
         reason = "InvalidSpec"
         if isinstance(error, Forbidden):
-            reason = "Forbidden"
+            reason, advice = "Forbidden", FORBIDDEN
         elif isinstance(error, NotFound):
             reason, advice = "NotInstalled", f"install what defines {type.api_version}"
         elif "updates to statefulset spec" in error.message:

@@ -247,7 +247,10 @@ def _advice(look: Look) -> str:
 
 def _set_partitions(look: Look, found: Conditions) -> None:
     if look.bus_status is None:
-        found.set("PartitionsReady", "False", "NoneReady", _bus_trouble(look))
+        trouble = look.broker_trouble
+        is_of_pod = trouble is not None and trouble.exit_code != STORE_EXIT
+        reason = "PodNotStarting" if is_of_pod else "NoneReady"
+        found.set("PartitionsReady", "False", reason, _bus_trouble(look))
         return
     loaded, all_of_them = len(look.loaded), len(look.bus_status.partitions)
     if loaded == all_of_them:

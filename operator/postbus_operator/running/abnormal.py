@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from postbus_operator.conditions import ABNORMAL
 from postbus_operator.objects import Key, Resource
+from postbus_operator.running.condition_events import WARNED
+
+SUMMARIES: Final = ABNORMAL | {"Ready"}
+"""Types that alerts ask for: each resource out of the ordinary has one of them, or is in use and
+has a warning."""
 
 
 class AbnormalCondition(NamedTuple):
-    """A Ready that is not True, or another condition that is there only while it is True."""
+    """A Ready that is not True, another one that is False or a warning, or one that is present only
+    while it is True.
+    """
 
     resource: Key
     type: str
@@ -31,7 +38,15 @@ def abnormal_conditions(resources: Iterable[Resource]) -> list[AbnormalCondition
         )
         for resource in resources
         for each in resource.status.get("conditions", ())
-        if (each["type"] == "Ready") != (each["status"] == "True")
-        and each["type"] in ABNORMAL | {"Ready"}
+        if _is_abnormal(each)
     ]
     return sorted(found, key=lambda each: (each.start, each.resource, each.type))
+
+
+def _is_abnormal(condition: Mapping[str, Any]) -> bool:
+    type, status = condition["type"], condition["status"]
+    if type in ABNORMAL:
+        return bool(status == "True")
+    if type == "Ready":
+        return bool(status != "True")
+    return bool(status == "False") or condition["reason"] == WARNED

@@ -24,6 +24,9 @@ WAITING: Final = frozenset(
 DEFINITE: Final = frozenset({"NotPermitted", "AuthFailed", "Misconfigured", "SchemaTooNew"})
 """Reasons of these that nothing but a change by a person ends."""
 
+NOT_STARTING: Final = "PodNotStarting"
+"""Reason of PartitionsReady for what no database has to do with, such as a missing image."""
+
 WARNED: Final = "ForwardCycle"
 """Reason of a spec that is accepted with a warning."""
 
@@ -72,6 +75,8 @@ def _seconds_left(condition: Condition, now: datetime) -> float | None:
         case (type, "False") if type in WAITING:
             if condition.reason in DEFINITE:
                 return 0.0
+        case ("PartitionsReady", "False") if condition.reason == NOT_STARTING:
+            pass
         case ("DeletionBlocked", "True"):
             pass
         case _:

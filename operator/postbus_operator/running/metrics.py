@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 import postbus
 from postbus_operator.crds import KINDS
-from postbus_operator.running.abnormal import AbnormalCondition
+from postbus_operator.running.abnormal import SUMMARIES, AbnormalCondition
 
 LOOK_BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 5, 20, 60, 120)
 REQUEST_BUCKETS: Final = (0.005, 0.02, 0.1, 0.5, 1, 5, 30)
@@ -128,14 +128,15 @@ class _ResourceGauges:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._conditions = Gauge(
             "postbus_operator_conditions",
-            "Conditions out of the ordinary: a Ready that is not True, and Reconciling, Stalled, "
-            "Drifted, DeletionBlocked",
+            "Conditions out of the ordinary: a Ready that is not True, Reconciling, Stalled, "
+            "Drifted, DeletionBlocked, and all others that are False or a warning",
             ["kind", "condition", "reason"],
             registry=registry,
         )
         self._condition_starts = Gauge(
             "postbus_operator_condition_timestamp_seconds",
-            f"Begin of each of them, seconds since 1970; the {MAX_SERIES} oldest",
+            "Begin of each Ready that is not True, Reconciling, Stalled, Drifted and "
+            f"DeletionBlocked, seconds since 1970; the {MAX_SERIES} oldest",
             ["kind", "resource_namespace", "name", "condition", "reason"],
             registry=registry,
         )
@@ -153,7 +154,8 @@ class _ResourceGauges:
         counts = Counts((each.resource.kind, each.type, each.reason) for each in found)
         for labels, count in counts.items():
             self._conditions.labels(*labels).set(count)
-        for each in found[:MAX_SERIES]:
+        named = [each for each in found if each.type in SUMMARIES]
+        for each in named[:MAX_SERIES]:
             self._condition_starts.labels(*each.resource, each.type, each.reason).set(each.start)
 
     def set_certificates(self, ends: Mapping[tuple[str, str], float]) -> None:
