@@ -7,9 +7,7 @@ this machine, whose entities have names of their own.
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
-import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,22 +21,20 @@ from kubernetes.aio.client import Configuration
 from postbus.contract.control import MAX_EPOCH
 from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.access import open_sessions
-from postbus_operator.bus.session import Periods
 from postbus_operator.context import StillLeads
 from postbus_operator.entities.reconciler import reconcile_entity
-from postbus_operator.kube.resource_types import EVENTS, RESOURCES, SECRETS
+from postbus_operator.kube.resource_types import SECRETS
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
-from tests.kube.api_server import ApiError, ApiServer
+from tests.kube.api_server import ApiServer
 from tests.kube.clients import configuration_of
-from tests.kube.operator_run import Run, eventually, leading, make
+from tests.kube.operator_run import Run, eventually, leading
+from tests.kube.shop import PERIODS, Shop
 from tests.operator.live_bus import leads, was_replaced
 
 pytestmark = pytest.mark.slow
 
 RECONCILERS = dict.fromkeys(("Queue", "Topic", "Subscription"), reconcile_entity)
-PERIODS = Periods(wait_s=1, counts_s=0.5, outage_s=0.5, pause_s=0.1)
-MERGE = "application/merge-patch+json"
 EPOCHS = itertools.count(1)
 
 
@@ -55,57 +51,6 @@ def running(
 @pytest.fixture
 async def configuration(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Configuration:
     return await configuration_of(server, monkeypatch)
-
-
-class Shop:
-    """A cluster namespace with a bus; entities have its name before their own on the bus."""
-
-    def __init__(self, server: ApiServer, running: ControlledBus) -> None:
-        self.server = server
-        self.running = running
-        self.name = f"shop-{uuid.uuid4().hex[:8]}"
-        server.request("POST", "/api/v1/namespaces", {"metadata": {"name": self.name}})
-        token = base64.b64encode(running.caller.token.encode()).decode()
-        secret = {"metadata": {"name": "bus-control-token"}, "data": {"token": token}}
-        server.request("POST", SECRETS.path(self.name), secret)
-
-    def make(self, kind: str, name: str, **spec: Any) -> None:
-        if kind in ("Queue", "Topic"):
-            spec = {"entityName": self.entity(name)} | spec
-        make(self.server, kind, name, self.name, spec=spec)
-
-    def entity(self, name: str) -> str:
-        return f"{self.name}.{name}"
-
-    def delete(self, kind: str, name: str) -> None:
-        self.server.request("DELETE", RESOURCES[kind].path(self.name, name))
-
-    def change(self, kind: str, name: str, **parts: Any) -> None:
-        path = RESOURCES[kind].path(self.name, name)
-        self.server.request("PATCH", path, parts, MERGE)
-
-    def get(self, kind: str, name: str) -> Any:
-        return self.server.request("GET", RESOURCES[kind].path(self.name, name))
-
-    def condition(self, kind: str, name: str, type: str = "Ready") -> tuple[str, str]:
-        for each in self.get(kind, name).get("status", {}).get("conditions", ()):
-            if each["type"] == type:
-                return each["status"], each["reason"]
-        return "", ""
-
-    def is_ready(self, kind: str, name: str) -> bool:
-        return self.condition(kind, name) == ("True", "Ready")
-
-    def is_gone(self, kind: str, name: str) -> bool:
-        try:
-            self.get(kind, name)
-        except ApiError as error:
-            return error.status == 404
-        return False
-
-    def events(self) -> list[Any]:
-        items: list[Any] = self.server.request("GET", EVENTS.path(self.name))["items"]
-        return items
 
 
 @pytest.fixture

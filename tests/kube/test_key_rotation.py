@@ -25,7 +25,7 @@ from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_o
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import configuration_of
 from tests.kube.operator_run import Run, eventually, leading
-from tests.kube.test_entity_resources import Shop
+from tests.kube.shop import Shop
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from postbus.process.embedded import EmbeddedPostgres
+from postbus_operator.running.abnormal import abnormal_conditions
 from postbus_operator.running.condition_events import PATIENCE, report
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.kube.api_server import ApiServer
@@ -76,7 +77,7 @@ async def apply(rig: Rig, dsn: str, bus: str = "shop-bus") -> None:
 
 
 async def is_shown(rig: Rig, pod: Pod, reason: str) -> str:
-    """Wait until StorageReady has a reason; return its message, which an event has, too."""
+    """Wait until StorageReady has a reason; return its message. Event and metric have it, too."""
     is_end_shown = False
 
     async def is_it() -> bool:
@@ -99,6 +100,9 @@ async def is_shown(rig: Rig, pod: Pod, reason: str) -> str:
     said = rig.outcome.events
     events = (*said, *report(rig.outcome.status.conditions, said, later).events)
     assert (reason, storage[2]) in {(each.reason, each.message) for each in events}
+    await rig.see()
+    counted = {(each.type, each.reason) for each in abnormal_conditions(rig.cache.all())}
+    assert ("StorageReady", reason) in counted
     return storage[2]
 
 
