@@ -241,6 +241,13 @@ def rules(objects: list[Object]) -> Iterator[tuple[str, Object]]:
             yield each["metadata"]["name"], rule
 
 
+def test_no_chart_has_a_webhook() -> None:
+    """One that does not answer would block the cluster: definitions have rules instead."""
+    for chart, values in (("postbus", EVERYTHING), ("postbus-crds", {})):
+        kinds = {each["kind"] for each in rendered(values, chart)}
+        assert not {each for each in kinds if "Webhook" in each or "Admission" in each}
+
+
 @every_example
 def test_no_rule_has_a_wildcard(values: Values) -> None:
     for name, rule in rules(rendered(values)):

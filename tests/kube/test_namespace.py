@@ -527,6 +527,18 @@ async def test_data_goes_when_its_retention_has_ended(rig: Rig) -> None:
     assert claim is None or claim["metadata"]["deletionTimestamp"]
 
 
+async def test_a_bus_that_is_being_deleted_gets_no_new_objects(rig: Rig) -> None:
+    """Argo CD deletes children first; the bus waits for the end of its protection here."""
+    await rig.put(operator(deletionProtection=True))
+    await rig.look()
+    await rig.delete(RESOURCES["Namespace"], "shop-bus")
+    await rig.delete(STATEFUL_SETS, "shop-bus-broker")
+    await rig.delete(SERVICES, "shop-bus")
+    await rig.look()
+    assert await rig.get(STATEFUL_SETS, "shop-bus-broker") is None
+    assert await rig.get(SERVICES, "shop-bus") is None
+
+
 async def test_keys_of_an_external_database_are_never_deleted(rig: Rig) -> None:
     await rig.put(operator(**EXTERNAL["operatorSpec"], deletionPolicy="Delete"))
     await rig.look()
