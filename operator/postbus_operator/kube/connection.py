@@ -14,8 +14,8 @@ async def load_configuration(*, connections: int) -> Configuration:
     A pod's token is read again each minute. `connections`: limit of those at the same time.
     """
     configuration = Configuration()
-    # By default aiohttp looks for a proxy and for a password in .netrc before each request, in a
-    # thread each: a tenth of the operator's time, and an error where .netrc names the API server.
+    # By default aiohttp looks for a proxy and for a password in .netrc before each request, each in
+    # a thread: a twentieth of the operator's time, and an error where .netrc names the API server.
     # kopf's watches never did.
     configuration.client_session_kwargs = {"trust_env": False}
     configuration.connection_pool_maxsize = connections

@@ -12,7 +12,7 @@ BUFFER_BYTES: Final = 32 * 1024
 def limit_tls_buffers() -> None:
     """Have later connections read through small buffers.
 
-    asyncio gives each one 256 KiB and fills them with zeros: with 100 buses these were half of the
-    operator's memory.
+    asyncio gives each one 256 KiB and fills them with zeros: with 100 buses these were a third of
+    the operator's memory.
     """
     sslproto.SSLProtocol.max_size = BUFFER_BYTES
