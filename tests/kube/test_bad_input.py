@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
+import yaml
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from kubernetes.aio.client import Configuration
 
@@ -29,13 +30,20 @@ from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.access import open_sessions
 from postbus_operator.certificates import leaf_data, new_authority
 from postbus_operator.entities.reconciler import reconcile_entity
-from postbus_operator.kube.resource_types import PODS, SECRETS, STATEFUL_SETS, VOLUME_CLAIMS
+from postbus_operator.kube.resource_types import (
+    PODS,
+    RESOURCES,
+    SECRETS,
+    STATEFUL_SETS,
+    VOLUME_CLAIMS,
+)
 from postbus_operator.namespaces.reconciler import NamespaceReconciler
 from postbus_operator.running.health import HealthServer
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
-from tests.kube.api_server import OPERATOR, OPERATOR_TOKEN, ApiServer
+from tests.kube.api_server import OPERATOR, OPERATOR_TOKEN, ApiError, ApiServer, api_server
 from tests.kube.clients import configuration_of
+from tests.kube.conftest import CRDS, DEFINITIONS, wait_until_established
 from tests.kube.operator_run import Run, eventually, leading
 from tests.kube.shop import MERGE, PERIODS, Shop
 
@@ -500,3 +508,47 @@ def allow_all_but_stateful_sets(server: ApiServer, namespace: str) -> None:
         "subjects": [{"kind": "User", "name": OPERATOR}],
     }
     server.request("POST", f"{rbac}/rolebindings", binding)
+
+
+# --- definitions --------------------------------------------------------------------------------
+
+
+async def test_definitions_of_a_version_before_are_enough(
+    running: ControlledBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they do not have is refused by name, or missing in the status."""
+    with api_server() as server:
+        install_definitions_without(server, spec="userMetadata", status="entityId")
+        configuration = await configuration_of(server, monkeypatch)
+        shop, foreign = Shop(server, running), Shop(server, running)
+        async with operator(configuration, shop, foreign) as cluster:
+            shop.make("Namespace", "bus")
+            for name in ("bus-store-main", "bus-broker"):
+                await eventually(partial(say_ready, shop, name), name)
+            shop.make("Queue", "orders")
+            await eventually(partial(shop.is_ready, "Queue", "orders"))
+            before = shop.get("Queue", "orders")
+            assert "entityId" not in before["status"]
+            wanted = {key: before[key] for key in ("apiVersion", "kind")}
+            wanted |= {"metadata": {"name": "orders"}, "spec": {"userMetadata": "new"}}
+            with pytest.raises(ApiError, match="userMetadata: field not declared in schema"):
+                server.apply(RESOURCES["Queue"].path(shop.name, "orders"), wanted)
+            looks = cluster.run.looked_at("orders")
+            shop.change("Queue", "orders", metadata={"annotations": {"look": "now"}})
+            await eventually(lambda: cluster.run.looked_at("orders") > looks)
+            assert shop.get("Queue", "orders")["status"] == before["status"]
+
+
+def install_definitions_without(server: ApiServer, spec: str, status: str) -> None:
+    """Install definitions that lack a field of spec and status, as former ones do."""
+    names = []
+    for path in sorted(CRDS.glob("*.yaml")):
+        wanted = yaml.safe_load(path.read_text())
+        for version in wanted["spec"]["versions"]:
+            fields = version["schema"]["openAPIV3Schema"]["properties"]
+            fields["spec"]["properties"].pop(spec, None)
+            fields["status"]["properties"].pop(status, None)
+        names.append(wanted["metadata"]["name"])
+        server.apply(f"{DEFINITIONS}/{names[-1]}", wanted)
+    for each in names:
+        wait_until_established(server, each)

@@ -33,6 +33,7 @@ def condition(type: str, status: str, reason: str, message: str = "mend it") -> 
         ("Ready", "False", "OwnedByOther"),
         ("OwnerResolved", "False", "NotPermitted"),
         ("StorageReady", "False", "AuthFailed"),
+        ("StorageReady", "False", "StoreFull"),
     ],
 )
 def test_what_only_a_person_ends_is_reported_at_once(type: str, status: str, reason: str) -> None:

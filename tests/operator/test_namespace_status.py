@@ -126,6 +126,15 @@ def test_one_partition_that_is_away_degrades_the_bus() -> None:
     assert "Reconciling" in found
 
 
+def test_a_full_store_is_named_with_what_to_do() -> None:
+    """The words are those of `Host.trouble`."""
+    look = whole()
+    look.bus_status = answered(None, "the store is full, sends are refused")
+    status, reason, text = said(look)["StorageReady"]
+    assert (status, reason) == ("False", "StoreFull")
+    assert "managed.size" in text
+
+
 def test_a_bus_without_a_partition_is_not_ready() -> None:
     look = whole({"version": "1.2.3"})
     look.bus_status = answered("away", "away", ready=False)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tests.named_tests import named_tests, names_in
 
-FILES = ("tests/kube/test_bad_input.py", "tests/kube/test_store_troubles.py")
+FILES = (
+    "tests/kube/test_bad_input.py",
+    "tests/kube/test_store_troubles.py",
+    "e2e/tests/test_bad_input.py",
+)
 
 
 def test_each_row_of_the_guide_has_its_test() -> None:

@@ -215,7 +215,9 @@ def _set_storage(look: Look, found: Conditions) -> None:
         found.set("StorageReady", "Unknown", "Unreachable", "waits for a broker that can tell")
     elif len(look.loaded) < len(look.bus_status.partitions):
         said = "; ".join(look.bus_status.troubles[:3]) or "partitions are loading"
-        found.set("StorageReady", "False", "Unreachable", said)
+        is_full = STORE_FULL in said
+        reason = "StoreFull" if is_full else "Unreachable"
+        found.set("StorageReady", "False", reason, f"{said}: {MORE_SPACE}" if is_full else said)
     else:
         found.set("StorageReady", "True", "Ready", "all databases answer")
 
@@ -223,6 +225,15 @@ def _set_storage(look: Look, found: Conditions) -> None:
 AUTHENTICATION: Final = ("authorizationspecification", "password", "role ")
 """Parts of errors of Postgres about a login; `InvalidAuthorizationSpecification` is no entry of
 pg_hba.conf."""
+
+
+STORE_FULL: Final = "the store is full"
+"""Part of what a broker says of a partition whose database has no space; receivers go on."""
+
+MORE_SPACE: Final = (
+    "set a larger managed.size, which the storage class must allow, or add space to the database;"
+    " receive or purge messages only after that"
+)
 
 
 def _storage_reason(text: str, *, is_refused: bool) -> str:

@@ -21,7 +21,9 @@ WAITING: Final = frozenset(
 )
 """Types that other objects may mend while they are False."""
 
-DEFINITE: Final = frozenset({"NotPermitted", "AuthFailed", "Misconfigured", "SchemaTooNew"})
+DEFINITE: Final = frozenset(
+    {"NotPermitted", "AuthFailed", "Misconfigured", "SchemaTooNew", "StoreFull"}
+)
 """Reasons of these that nothing but a change by a person ends."""
 
 NOT_STARTING: Final = "PodNotStarting"
