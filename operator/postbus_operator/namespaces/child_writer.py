@@ -127,7 +127,7 @@ class ChildWriter:
         text = f"{type.kind} {name}: {error.message}"
         reason = "InvalidSpec"
         if isinstance(error, Forbidden):
-            reason, advice = "Forbidden", FORBIDDEN
+            reason, advice = "Forbidden", advice or FORBIDDEN
         elif isinstance(error, NotFound):
             reason, advice = "NotInstalled", f"install what defines {type.api_version}"
         elif "updates to statefulset spec" in error.message:
