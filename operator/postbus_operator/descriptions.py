@@ -27,7 +27,7 @@ _SPEC: Final = {
     " 16, and keep them when they become Premium.",
     "minimumTlsVersion": "Lowest version of TLS that clients may use.",
     "disableLocalAuth": "Not available yet.",
-    "zoneRedundant": "Spread brokers over zones.",
+    "zoneRedundant": "Spread brokers over zones; not valid yet, since a bus has one broker.",
     "publicNetworkAccess": "Disabled: clients of the cluster only.",
     "alternateName": "Not available yet.",
     "tags": "Notes, stored and returned.",
@@ -108,7 +108,7 @@ _OPERATOR: Final = {
     "operatorSpec.softDelete": "Retention of deleted entities.",
     "softDelete.retention": "Time in which deleted entities can be restored, PT1M to P90D.",
     "operatorSpec.image": "Image of the brokers; by default that of the operator's release.",
-    "operatorSpec.brokers": "Number of brokers, at most one for each partition.",
+    "operatorSpec.brokers": "Number of brokers, at most one a partition; only 1 is valid yet.",
     "resources": "Requests and limits of a container.",
     "resources.requests": "What is reserved.",
     "resources.limits": "What may be used at most.",
@@ -162,7 +162,14 @@ _OPERATOR: Final = {
     "networkPolicy.enabled": "Whether the operator makes NetworkPolicies.",
     "operatorSpec.podDisruptionBudget": "Limits while nodes are drained.",
     "operatorSpec.upgradeStrategy": "How brokers are replaced.",
-    "maxUnavailable": "Brokers that may be away at once, a number or a percentage.",
+    "podDisruptionBudget.maxUnavailable": (
+        "Brokers that may be away at once, a number or a percentage; a bus with one broker has no"
+        " budget, which would hold up each drain."
+    ),
+    "upgradeStrategy.maxUnavailable": (
+        "Brokers that may be away at once, a number or a percentage; no effect yet, since a bus has"
+        " one broker."
+    ),
     "upgradeStrategy.type": "RollingUpdate, or OnDelete: when somebody deletes the pod.",
     "secretRef.name": "Name of the Secret.",
     "caSecretRef.name": "Name of the Secret.",

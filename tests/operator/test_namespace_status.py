@@ -50,7 +50,15 @@ def workload(name: str, *, ready: bool = True, current: bool = True) -> Workload
 
 def answered(*troubles: str | None, ready: bool = True) -> Status:
     partitions = [
-        PartitionStatus(partition=at, status="active", version=4, reload_count=0, trouble=each)
+        PartitionStatus(
+            partition=at,
+            status="active",
+            version=4,
+            epoch=7,
+            schema_version=25,
+            reload_count=0,
+            trouble=each,
+        )
         for at, each in enumerate(troubles)
     ]
     return Status(
@@ -105,6 +113,7 @@ def test_a_whole_bus_is_ready_and_nothing_else() -> None:
     status = namespace_status(whole())
     assert status.version == "1.2.3"
     assert [each.ready for each in status.partitions] == [True, True]
+    assert [(each.epoch, each.schema_version) for each in status.partitions] == [(7, 25)] * 2
     assert status.entity_counts is not None
     assert status.entity_counts.subscriptions == 3
 

@@ -53,13 +53,14 @@ def become(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return know
 
 
-async def work(database: str) -> None:
-    """Start, claim and load partition 0, commit a message, release it."""
+async def work(database: str) -> int:
+    """Start, claim and load partition 0, commit a message, release it; return its version."""
     store = Store(database)
     try:
         it = await open_driven(store)
         await it.commit(outcome([insert(next(KEYS))]))
         await it.journal.close()
+        return it.journal.schema_version
     finally:
         await store.close()
 
@@ -73,13 +74,14 @@ async def columns(look: asyncpg.Connection[asyncpg.Record], table: str) -> set[s
 async def test_the_version_before_works_beside_tables_that_are_only_pre_ahead(
     database: str, become: Callable[..., None]
 ) -> None:
-    await work(database)
+    before = await work(database)
+    assert before < 9000
     become(*PRE)
-    await work(database)
+    assert await work(database) == 9002
     become()
-    await work(database)
+    assert await work(database) == 9002
     become(*PRE)
-    await work(database)  # and takes no step twice
+    assert await work(database) == 9002  # and takes no step twice
     async with connected(database) as look:
         assert await columns(look, "postbus.store") == {"more"}
         assert await columns(look, "partition_0.owner") == {"more"}
@@ -104,7 +106,7 @@ async def test_a_post_step_waits_until_the_version_before_is_gone(
         await work(database)
         assert await columns(look, "postbus.store") == set()
         assert await columns(look, "partition_0.owner") == {"late"}
-        await work(database)
+        assert await work(database) == 9005
 
 
 @pytest.mark.parametrize("scope", ["store", "partition"])

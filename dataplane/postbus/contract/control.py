@@ -388,11 +388,17 @@ class AuthorizationRulePage(ResponseBody):
 
 
 class PartitionStatus(ResponseBody):
-    """A partition. `version`: catalog version it follows. `trouble` is null while it works."""
+    """A partition. `version`: catalog version it follows. `trouble` is null while it works.
+
+    `epoch` rises with each claim; it and `schema_version`, that of the tables, are null while this
+    broker has not claimed the partition.
+    """
 
     partition: int
     status: str
     version: int | None
+    epoch: int | None = None
+    schema_version: int | None = None
     reload_count: int
     trouble: str | None
 

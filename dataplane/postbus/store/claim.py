@@ -32,9 +32,10 @@ class Slot(IntEnum):
 
 
 class Claim(NamedTuple):
-    """A claimed partition."""
+    """A claimed partition. `schema_version`: the newest step that its tables have."""
 
     epoch: int
+    schema_version: int
     persisted_ms: int
     catalog_version: int
 
@@ -57,13 +58,13 @@ async def claim_partition(connection: Connection, partition_id: int, beats: Beat
             )
         # Another broker may have claimed the partition while we waited.
         version = await _make_way(connection, beats, identity, partition_id)
-        await migrate_partition(connection, version)
+        schema_version = await migrate_partition(connection, version)
         row = await connection.fetchrow(RAISE_EPOCH, beats.broker.name, PROTOCOL_VERSION, identity)
         assert row is not None
         for slot in (Slot.SECOND_WRITER, Slot.STAGING):
             await connection.execute(UNLOCK, LOCK_CLASS | partition_id, slot)
         await connection.execute(SET_LOCK_TIMEOUT, "0")
-    return Claim(row["epoch"], row["persisted_ms"], row["catalog_version"])
+    return Claim(row["epoch"], schema_version, row["persisted_ms"], row["catalog_version"])
 
 
 SET_LOCK_TIMEOUT: Final = "select set_config('lock_timeout', $1, false)"

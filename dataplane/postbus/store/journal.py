@@ -34,7 +34,7 @@ from postbus.store.batch import (
     extra_rows,
     is_barrier,
 )
-from postbus.store.claim import Slot, claim_partition, release, take_slot
+from postbus.store.claim import Claim, Slot, claim_partition, release, take_slot
 from postbus.store.counters import StoreCounters
 from postbus.store.errors import (
     CONNECTION_ERRORS,
@@ -109,13 +109,13 @@ class Journal(Generic[P]):
         on_committed: OnCommitted[P],
         on_failed: OnFailed[P],
         one_by_one: bool,
-        epoch: int,
+        claim: Claim,
         sides: SideRows,
         counters: StoreCounters,
     ) -> None:
         """Only `open` calls this."""
         self.partition_id = partition_id
-        self.epoch = epoch
+        self.epoch, self.schema_version = claim.epoch, claim.schema_version
         self.queued_bytes = 0
         self.queued_rows = 0
         self._store = store
@@ -126,14 +126,14 @@ class Journal(Generic[P]):
         self._counters = counters
         self._reader = Reader(store, partition_id)
         self._sides = sides
-        self._upkeep = Upkeep(store, partition_id, epoch, sides)
+        self._upkeep = Upkeep(store, partition_id, claim.epoch, sides)
         self._queue: deque[_Queued[P]] = deque()
         self._in_flight: deque[Batch[P]] = deque()
         self._runners: list[_Runner[P]] = []
         self._is_opening_second = False
         self._is_gathering = False  # a writer will check the queue without being woken
         self._is_sweep_due = False
-        self._persisted_ms = 0
+        self._persisted_ms = claim.persisted_ms
         self._waiting_rows = 0
         self._is_dead = False
         self._error: Exception | None = None
@@ -178,11 +178,10 @@ class Journal(Generic[P]):
                 on_committed=on_committed,
                 on_failed=on_failed,
                 one_by_one=one_by_one,
-                epoch=claim.epoch,
+                claim=claim,
                 sides=sides,
                 counters=counters or StoreCounters(),
             )
-            journal._persisted_ms = claim.persisted_ms
             await journal._upkeep.note_load(loaded, connection)
             await journal._add_runner(Slot.FIRST_WRITER, Writer(connection, sides))
         except BaseException as error:

@@ -143,19 +143,21 @@ select exists (select from {0}.entity) or exists (select from {0}.message)
 """Bodies are removed after the rows that refer to them; remains of a crash by a later load."""
 
 
-async def migrate_partition(connection: Connection, version: int) -> None:
+async def migrate_partition(connection: Connection, version: int) -> int:
     """Migrate the partition in `search_path`; only its owner calls this.
 
-    `version` is the newest `post` step it has taken; the owner's row lists later steps.
+    `version` is the newest `post` step it has taken; the owner's row lists later steps. Returns the
+    newest step that its tables have, also one of a later version.
     """
-    taken = set(await connection.fetchval(TAKEN))
+    taken: set[int] = set(await connection.fetchval(TAKEN))
     steps = [step for step in steps_after(version, "partition") if step.number not in taken]
-    if not steps:
-        return
-    async with connection.transaction():
-        done = await _run(connection, steps)
-        version = max([version, *(step.number for step in done if step.is_post)])
-        await _record_partition(connection, version, taken | {step.number for step in done})
+    if steps:
+        async with connection.transaction():
+            done = await _run(connection, steps)
+            version = max([version, *(step.number for step in done if step.is_post)])
+            taken |= {step.number for step in done}
+            await _record_partition(connection, version, taken)
+    return max([version, *taken])
 
 
 TAKEN: Final = """

@@ -145,6 +145,8 @@ def namespace_status(look: Look) -> NamespaceStatus:
                 id=each.partition,
                 ready=each.partition in loaded,
                 broker=look.bus_status.broker,
+                epoch=each.epoch,
+                schema_version=each.schema_version,
                 catalog_version=each.version,
             )
             for each in look.bus_status.partitions

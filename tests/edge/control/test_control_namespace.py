@@ -14,6 +14,7 @@ from postbus.assembly.listeners import Listener
 from postbus.assembly.opening import BusError
 from postbus.contract.entities import NamespaceProperties
 from postbus.manifests.reader import BusDefinition
+from postbus.store.migrate import newest
 from tests.edge.control.control_bus import DEFINITION, ControlledBus, controlled_bus, path_of
 
 pytestmark = pytest.mark.slow
@@ -60,6 +61,25 @@ def test_manifest_wins_at_a_start(database: str, tmp_path: Path) -> None:
         response = bus.caller.get("/v1/namespace").body["properties"]
         assert (response["minimumTlsVersion"], response["tags"]) == ("1.3", {"a": "b"})
         assert not lets_in(bus, ssl.TLSVersion.TLSv1_2)
+
+
+def test_the_status_has_epoch_and_schema_version_of_claimed_partitions(
+    database: str, tmp_path: Path
+) -> None:
+    seen = []
+    for _ in range(2):
+        with controlled_bus(database, tmp_path / "bus") as bus:
+            bus.caller.put(path_of("queues", "one"), {})
+            [home] = bus.caller.get(path_of("queues", "one")).body["partitions"]
+            peek = {"entity": "one"}
+            assert bus.caller.post("/v1/messages/peek", peek).status == 200  # claims it
+            partitions = bus.caller.get("/v1/status").body["partitions"]
+            seen.append(partitions[home])
+            unclaimed = [each for each in partitions if each["epoch"] is None]
+            assert unclaimed
+            assert {each["schemaVersion"] for each in unclaimed} == {None}
+    assert seen[1]["epoch"] > seen[0]["epoch"] > 0
+    assert {each["schemaVersion"] for each in seen} == {newest("partition")}
 
 
 @pytest.mark.behaviour("S144", "S148", "S149")

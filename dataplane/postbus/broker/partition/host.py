@@ -93,7 +93,7 @@ class Host:
         self.traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
         self._troubles = troubles or Troubles(lambda: store.where, monotonic_s)
-        self._epoch = 0  # of the previous life, or of this one
+        self._epoch = self.schema_version = 0  # of the previous life, or of this one
         self._store = store
         self._directory = directory
         self.clock = clock
@@ -540,6 +540,7 @@ class Host:
     def _enter(self, journal: PartitionJournal, state: PartitionState, news: list[Command]) -> None:
         """Start on a loaded state, then apply waiting commands."""
         self._journal, self._state, self._epoch = journal, state, journal.epoch
+        self.schema_version = journal.schema_version
         self._recovery.loaded()
         self._load_trouble = None
         self.status = HostStatus.ACTIVE

@@ -150,6 +150,8 @@ class ControlStatus:
                 partition=host.partition_id,
                 status=host.status.value,
                 version=acknowledged.get(host.partition_id),
+                epoch=host.epoch,
+                schema_version=None if host.epoch is None else host.schema_version,
                 reload_count=host.reload_count,
                 trouble=host.trouble,
             )
