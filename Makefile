@@ -167,6 +167,10 @@ e2e-scale-buses: setup kube-tools ## measure 500 buses on a stand-in; no node
 e2e-smoke: setup ## install, message, pod kill, uninstall on such a cluster
 	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m smoke $(PYTEST_FLAGS)
 
+.PHONY: e2e-upgrade
+e2e-upgrade: setup ## from charts and images of FROM to this commit and back
+	@e2e/upgrade.sh $(PYTEST_FLAGS)
+
 .PHONY: metrics-tools
 metrics-tools: ## unpack prometheus and promtool; needs Debian
 	@command -v promtool >/dev/null || e2e/install.sh metrics

@@ -5,7 +5,8 @@
 #   e2e/test.sh .venv/bin/python -m pytest e2e/tests
 #
 # The first test installs the charts. TAG names the tag of the images, by default dev. On an existing
-# cluster without E2E_LOAD the images must be there.
+# cluster without E2E_LOAD the images must be there. E2E_TREES names more folders of source, each as
+# TAG=FOLDER, whose images are built and loaded, too.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 help_for "$0" "$@"
@@ -33,7 +34,13 @@ load_images() {
   done <"$scratch/built"
 }
 
-build_images() { "$e2e/build-images.sh" >"$scratch/built"; }
+build_images() {
+  local each
+  "$e2e/build-images.sh" || return
+  for each in ${E2E_TREES:-}; do
+    TAG=${each%%=*} "${each#*=}/e2e/build-images.sh" || return
+  done
+} >"$scratch/built"
 
 at_exit() {
   local status=$?

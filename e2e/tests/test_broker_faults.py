@@ -10,7 +10,7 @@ from e2e.tests.bus import Bus
 from e2e.tests.cluster import Space, wait_for
 from e2e.tests.figures import record
 from e2e.tests.manifests import queue
-from e2e.tests.traffic import traffic
+from e2e.tests.traffic import LOCK, traffic
 
 pytestmark = pytest.mark.alone
 
@@ -24,7 +24,7 @@ def rolled(operator: None) -> Iterator[Bus]:
     space = Space.make("faults")
     bus = Bus.make(space, "e2e-bus")
     rules = [{"name": "app", "rights": ["Send", "Listen"]}]
-    space.apply(queue("orders", "e2e-bus", authorizationRules=rules))
+    space.apply(queue("orders", "e2e-bus", authorizationRules=rules, lockDuration=LOCK))
     try:
         bus.wait_ready()
         space.wait_ready("sbq/orders")

@@ -13,7 +13,7 @@ from e2e.tests.bus import Bus
 from e2e.tests.cluster import SYSTEM, kubectl, wait_for
 from e2e.tests.conftest import wait_for_operator
 from e2e.tests.manifests import queue
-from e2e.tests.traffic import traffic
+from e2e.tests.traffic import LOCK, traffic
 
 KEYS: Final = ("primary", "secondary")
 
@@ -42,7 +42,8 @@ def test_rotation_refuses_no_client(shared: Bus, short_overlap: None) -> None:
     """Both keys at once, of a queue each: most of a rotation is its overlap."""
     space = shared.space
     rules = [{"name": "app", "rights": ["Send", "Listen"]}]
-    space.apply(*(queue(f"rotated-{key}", shared.name, authorizationRules=rules) for key in KEYS))
+    fields = {"authorizationRules": rules, "lockDuration": LOCK}
+    space.apply(*(queue(f"rotated-{key}", shared.name, **fields) for key in KEYS))
     space.wait_ready(*(f"sbq/rotated-{key}" for key in KEYS))
     before = {key: shared.secret(secret_of(key)) for key in KEYS}
     with ExitStack() as running:

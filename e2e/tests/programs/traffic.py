@@ -1,6 +1,10 @@
 """Send to a queue and receive from it all the time, in a pod, and account for each message.
 
-    python traffic.py FOLDER      the mounted Secret: connectionString, entityPath, ca.crt
+    python traffic.py FOLDER [SESSION]
+
+FOLDER is the mounted Secret: connectionString, entityPath, ca.crt. With SESSION all messages are of
+that session, so that their order is promised.
+
 
 Ends when /tmp/end exists, one more message was accepted and the queue is empty; the last line that
 it writes is the account.
@@ -43,6 +47,10 @@ class Account:
     again: set[str] = field(default_factory=set)
     """Received after its completion had been confirmed."""
 
+    disordered: list[str] = field(default_factory=list)
+    """Received for the first time after one that was sent later."""
+
+    newest: int = -1
     troubles: list[tuple[float, str]] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """Beginning and length of each time without an accepted message."""
@@ -53,6 +61,14 @@ class Account:
         text = f"{where}: {type(error).__name__}: {error}"[:240]
         self.troubles.append((round(time.time(), 2), text))
 
+    def arrive(self, number: str) -> None:
+        self.received[number] += 1
+        if number in self.completed:
+            self.again.add(number)
+        if self.received[number] == 1 and int(number) < self.newest:
+            self.disordered.append(number)
+        self.newest = max(self.newest, int(number))
+
     def summary(self) -> dict[str, object]:
         lost = sorted(set(self.accepted) - set(self.received), key=int)
         return {
@@ -62,6 +78,7 @@ class Account:
             "lost": lost[:20],
             "completed_twice": sorted(self.again)[:20],
             "strange": sorted(set(self.received) - set(self.accepted) - self.unknown)[:20],
+            "disordered": self.disordered[:20],
             "redelivered": sum(count > 1 for count in self.received.values()),
             "gaps": [gap for gap in self.gaps if gap[1] > 0.5],
             "refused_for": max((length for _, length in self.gaps), default=0.0),
@@ -78,7 +95,7 @@ def client_of(folder: Path) -> ServiceBusClient:
     )
 
 
-def send(folder: Path, queue: str, account: Account) -> None:
+def send(folder: Path, queue: str, session: str | None, account: Account) -> None:
     numbers = itertools.count()
     last = time.monotonic()
     while True:
@@ -89,7 +106,8 @@ def send(folder: Path, queue: str, account: Account) -> None:
                     number = str(next(numbers))
                     account.unknown.add(number)
                     sender.send_messages(
-                        ServiceBusMessage(number, message_id=number), timeout=SEND_S
+                        ServiceBusMessage(number, message_id=number, session_id=session),
+                        timeout=SEND_S,
                     )
                     account.unknown.discard(number)
                     now = time.monotonic()
@@ -107,21 +125,24 @@ def send(folder: Path, queue: str, account: Account) -> None:
             time.sleep(0.1)
 
 
-def receive(folder: Path, queue: str, account: Account) -> None:
+def receive(folder: Path, queue: str, session: str | None, account: Account) -> None:
     last = time.monotonic()
+    # The SDK releases what arrives while it settles another message, and gets it after later ones.
+    size = 1 if session else 20
     while True:
         try:
-            with client_of(folder) as client, client.get_queue_receiver(queue) as receiver:
+            with (
+                client_of(folder) as client,
+                client.get_queue_receiver(queue, session_id=session) as receiver,
+            ):
                 until = time.monotonic() + CLIENT_S
                 while time.monotonic() < until:
-                    for message in receiver.receive_messages(20, max_wait_time=1):
+                    for message in receiver.receive_messages(size, max_wait_time=1):
                         now = time.monotonic()
                         account.delivery_gap = max(account.delivery_gap, now - last)
                         last = now
                         number = str(message)
-                        account.received[number] += 1
-                        if number in account.completed:
-                            account.again.add(number)
+                        account.arrive(number)
                         receiver.complete_message(message)
                         account.completed.add(number)
                     if END.exists() and time.monotonic() - last > IDLE_S:
@@ -131,11 +152,12 @@ def receive(folder: Path, queue: str, account: Account) -> None:
             time.sleep(0.1)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, session: str | None = None) -> None:
     queue = (folder / "entityPath").read_text()
     account = Account()
     threads = [
-        threading.Thread(target=work, args=(folder, queue, account)) for work in (send, receive)
+        threading.Thread(target=work, args=(folder, queue, session, account))
+        for work in (send, receive)
     ]
     for thread in threads:
         thread.start()
@@ -148,4 +170,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:3])
