@@ -21,7 +21,8 @@ from postbus.message.codec import Described, Symbol, Timestamp, Ulong, Value
 from postbus.message.described_times import EPOCH_TICKS
 from postbus.message.fields import MessageFields
 from postbus.rules.compiled import RuleError, check_rule, compile_rule
-from postbus.rules.grammar import Comparison, Constant, Property, parse_filter
+from postbus.rules.grammar import parse_filter
+from postbus.rules.nodes import Comparison, Constant, Property
 from tests.entity.topics.published import fields_of, published, selects
 
 

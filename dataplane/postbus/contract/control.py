@@ -60,13 +60,16 @@ class Body(BaseModel):
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
+        defer_build=True,
     )
 
 
 class ResponseBody(BaseModel):
     """Base of response bodies."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, frozen=True, defer_build=True
+    )
 
 
 # --- definitions --------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ from postbus.manifests.yaml_documents import (
     read_documents,
 )
 from postbus.rules.compiled import check_rule
-from postbus.rules.grammar import RuleError, pointed
+from postbus.rules.grammar import pointed
+from postbus.rules.nodes import RuleError
 
 
 @dataclass(frozen=True, slots=True)

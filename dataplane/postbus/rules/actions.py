@@ -21,7 +21,7 @@ from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageDraft, MessageFields
 from postbus.message.sections import MAX_TTL_MS
 from postbus.rules.expressions import SYSTEM_FIELDS, SYSTEM_NAMES, compile_read
-from postbus.rules.grammar import Assign, Property, Remove, RuleError, Statement
+from postbus.rules.nodes import Assign, Property, Remove, RuleError, Statement
 from postbus.rules.steps import (
     COPY_STEPS,
     PROPERTY_STEPS,

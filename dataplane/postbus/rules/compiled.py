@@ -33,14 +33,8 @@ from postbus.rules.expressions import (
     refuse_unstored,
     unknown,
 )
-from postbus.rules.grammar import (
-    Assign,
-    RuleError,
-    Values,
-    node_count,
-    parse_action,
-    parse_filter,
-)
+from postbus.rules.grammar import node_count, parse_action, parse_filter
+from postbus.rules.nodes import Assign, RuleError, Values
 from postbus.rules.steps import FIELD_STEPS, NODE_STEPS
 from postbus.rules.values import KINDS, EvaluationError, ValueKind, seconds_of
 

@@ -22,7 +22,15 @@ from typing import Final, TypeAlias, assert_never
 from postbus.message.codec import Timestamp, Value
 from postbus.message.fields import Field, MessageFields
 from postbus.message.sections import MAX_TTL_MS
-from postbus.rules.grammar import (
+from postbus.rules.like import (
+    MAX_TEXT_CHARS,
+    PATTERN_STEPS,
+    Pattern,
+    PatternError,
+    message_pattern,
+    rule_pattern,
+)
+from postbus.rules.nodes import (
     AllOf,
     AnyOf,
     Arithmetic,
@@ -41,14 +49,6 @@ from postbus.rules.grammar import (
     Property,
     PropertyCall,
     RuleError,
-)
-from postbus.rules.like import (
-    MAX_TEXT_CHARS,
-    PATTERN_STEPS,
-    Pattern,
-    PatternError,
-    message_pattern,
-    rule_pattern,
 )
 from postbus.rules.steps import TEXT_SHIFT, spend
 from postbus.rules.values import (

@@ -37,7 +37,7 @@ from postbus.contract.entities import (
 )
 from postbus.entity.commands import Refusal, Refused
 from postbus.rules.compiled import check_rule
-from postbus.rules.grammar import RuleError
+from postbus.rules.nodes import RuleError
 from postbus.store.catalog import NONE_SENT, CatalogEntry, CatalogPut, StoredRule
 
 

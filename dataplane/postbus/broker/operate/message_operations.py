@@ -44,7 +44,7 @@ from postbus.entity.message_operations import (
     PARTITION_KEY,
     TOO_MANY,
 )
-from postbus.rules.grammar import RuleError
+from postbus.rules.nodes import RuleError
 
 __all__ = [
     "MAX_SEQUENCE_NUMBERS",

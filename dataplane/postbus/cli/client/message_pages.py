@@ -229,7 +229,8 @@ async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dic
 def _check_filter(text: str) -> None:
     """Raise `InputError` when the filter is invalid."""
     from postbus.rules.expressions import refuse_unknown
-    from postbus.rules.grammar import RuleError, parse_filter, pointed
+    from postbus.rules.grammar import parse_filter, pointed
+    from postbus.rules.nodes import RuleError
 
     try:
         refuse_unknown(parse_filter(text))
