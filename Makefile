@@ -78,6 +78,13 @@ kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 two-process-test: setup ## stop, kill, pause, cut off two processes on one store
 	@$(BIN)/python -m tests.faults.two_processes $(ROUND_FLAGS)
 
+.PHONY: e2e-faults
+e2e-faults: setup ## faults of a bus on a node, under clients; FAULTS, SEED
+	@e2e/test.sh $(BIN)/python -m e2e.faults.run --faults $(FAULTS) --seed $(SEED) $(FAULT_FLAGS)
+
+FAULTS ?= 200
+SEED ?= 1
+
 .PHONY: fuzz
 fuzz: setup ## feed the readers of seven formats mutations, 10 min each
 	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)
