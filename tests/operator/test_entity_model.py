@@ -33,7 +33,7 @@ class World:
         self.bus = ModelBus()
         self.cluster = SmallCluster(None, self.bus)
         self.spec: dict[str, Any] = {
-            "maxDeliveryCount": 3,
+            "maxDeliveryCount": 11,  # changes lead away from 10, a default that a body leaves out
             "operatorSpec": {"deletionPolicy": policy, "onAutoDelete": on_idle},
         }
         self.requests = 0
