@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from postbus.process.embedded import EmbeddedPostgres
+from postbus_operator.keys.contents import Endpoint, connection_string
 from tests.sdk.coverage import Calls, Methods, keep
+from tests.sdk.keeper import HOST
 from tests.sdk.suites import program_of_the_page, run_suite
 
 pytestmark = pytest.mark.sdk
@@ -23,6 +25,9 @@ PACKAGES = {MODULE: "azservicebus", f"{MODULE}/admin": "admin"}
 
 FUNCTION = re.compile(r"^func (?:\(\w+ \*?([A-Z]\w*)(?:\[.*?\])?\) )?([A-Z]\w*)[(\[]")
 BLOCK = re.compile(r"^(.+)/([^/:]+):(\d+)\.\d+,(\d+)\.\d+ \d+ (\d+)$")
+SCALER = ("scaler", "sc4ler=" * 6)
+"""Rule and key, as in go/scaler_test.go."""
+
 OF_THE_SDK_ONLY = {"Marshal", "MarshalJSON", "UnmarshalJSON", "MarshalXML", "UnmarshalXML", "Error"}
 
 
@@ -65,6 +70,15 @@ def calls_of(profile: Path, folder: Path) -> Methods:
     return methods
 
 
+def scaler_variables() -> dict[str, str]:
+    """Return connection strings as the operator writes them into Secrets of a queue and a topic."""
+    endpoint = Endpoint(HOST, None)
+    return {
+        f"POSTBUS_SCALER_OF_{kind}": connection_string(endpoint, entity, *SCALER)
+        for kind, entity in (("QUEUE", "scaled"), ("TOPIC", "scaled-topic"))
+    }
+
+
 def test_go(postgres_server: EmbeddedPostgres, go: str, tmp_path: Path) -> None:
     suite, profile = tmp_path / "suite", tmp_path / "profile"
     build = [go, "test", "-c", f"-coverpkg={','.join(PACKAGES)}", "-o", str(suite), "."]
@@ -76,6 +90,10 @@ def test_go(postgres_server: EmbeddedPostgres, go: str, tmp_path: Path) -> None:
     source.write_text(program_of_the_page("go"))
     subprocess.run([go, "build", "-o", str(first_steps), str(source)], check=True, cwd=PROJECT)
     for transport in ("tls", "websocket"):
-        variables = {"POSTBUS_TRANSPORT": transport, "POSTBUS_FIRST_STEPS": str(first_steps)}
+        variables = {
+            "POSTBUS_TRANSPORT": transport,
+            "POSTBUS_FIRST_STEPS": str(first_steps),
+            **scaler_variables(),
+        }
         run_suite(postgres_server, f"go_{transport}", command, PROJECT, variables)
     keep(CLIENT, module["Version"], calls_of(profile, Path(module["Dir"])))
