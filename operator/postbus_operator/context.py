@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from postbus_operator.kube.api import Api
 from postbus_operator.kube.cache import Cache
 from postbus_operator.objects import Key, Resource
-from postbus_operator.outcome import Outcome
+from postbus_operator.outcome import BackendUnavailable, Outcome
 from postbus_operator.settings import Settings
 
 
@@ -20,8 +20,8 @@ class Buses(Protocol):
     async def of(self, bus: Resource) -> Any:
         """Return the session of a bus; None: it cannot be reached yet."""
 
-    def trouble_of(self, bus: Resource) -> str:
-        """Return the reason why a bus does not answer."""
+    def failure_of(self, bus: Resource) -> BackendUnavailable:
+        """Return the reason why a bus does not answer; StillConnecting: it was hardly tried."""
 
     async def close(self) -> None:
         """End all sessions; nothing is reconciled any more."""

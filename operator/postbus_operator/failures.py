@@ -17,12 +17,16 @@ from postbus_operator.outcome import (
     Event,
     Outcome,
     SpecInvalid,
+    StillConnecting,
 )
 from postbus_operator.redaction import redacted
 from postbus_operator.status import ResourceStatus
 
 DEPENDENCY_RETRY_S: Final = 30.0
 """Seconds until a missing object is looked for without its event."""
+
+CONNECTING_RETRY_S: Final = 5.0
+"""Seconds until the next look at what an operator that has just begun knows nothing of."""
 
 PATIENT_FAILURES: Final = 3
 """Failures in a row before a ready resource is shown as unknown: restarts of a broker are short."""
@@ -38,6 +42,8 @@ def outcome_of_failure(
     Conditions that were not looked at stay as they are. The finalizer stays, unless a deletion is
     forced. Without `retry_s` the worker chooses the pause.
     """
+    if isinstance(error, StillConnecting) and _is_shown(resource):
+        return Outcome(None, has_finalizer=True, retry_s=CONNECTING_RETRY_S)
     text = redacted(str(error))
     conditions = Conditions(resource.status.get("conditions", ()), resource.generation, now)
     conditions.keep_former()
@@ -84,6 +90,15 @@ def former_status(resource: Resource) -> ResourceStatus:
     except ValidationError as error:
         bad = {problem["loc"][0] for problem in error.errors()}
         return model.model_validate({k: v for k, v in shown.items() if k not in bad})
+
+
+def _is_shown(resource: Resource) -> bool:
+    """Return whether the status says of the present spec whether it is ready."""
+    return (
+        not resource.is_deleting
+        and resource.status.get("observedGeneration") == resource.generation
+        and any(each["type"] == "Ready" for each in resource.status.get("conditions", ()))
+    )
 
 
 def _show_retry(conditions: Conditions, resource: Resource, message: str, failures: int) -> None:

@@ -52,3 +52,7 @@ class DependencyMissing(Exception):
 
 class BackendUnavailable(Exception):
     """A bus or a database does not answer; the worker tries again, with growing pauses."""
+
+
+class StillConnecting(BackendUnavailable):
+    """A bus was not reached yet by an operator that has just begun: nothing is known of it."""

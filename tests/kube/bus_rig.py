@@ -31,7 +31,7 @@ from postbus_operator.kube.resource_types import (
 from postbus_operator.kube.watches import watched_types
 from postbus_operator.namespaces.reconciler import NamespaceReconciler
 from postbus_operator.objects import Key, Resource
-from postbus_operator.outcome import Outcome
+from postbus_operator.outcome import BackendUnavailable, Outcome
 from postbus_operator.settings import Settings
 from tests.edge.control.control_bus import ControlledBus
 from tests.kube.api_server import ApiError, ApiServer
@@ -53,8 +53,8 @@ class Sessions:
     async def of(self, _bus: Resource) -> Any:
         return self.session
 
-    def trouble_of(self, _bus: Resource) -> str:
-        return "no answer"
+    def failure_of(self, _bus: Resource) -> BackendUnavailable:
+        return BackendUnavailable("no answer")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from kubernetes.aio.client import Configuration
 from postbus_operator.context import Buses, Context, Reconciler, StillLeads
 from postbus_operator.kube.resource_types import RESOURCES
 from postbus_operator.objects import Resource
-from postbus_operator.outcome import Outcome
+from postbus_operator.outcome import BackendUnavailable, Outcome
 from postbus_operator.running.health import Health
 from postbus_operator.running.leading import Parts, lead
 from postbus_operator.running.metrics import Metrics
@@ -34,8 +34,8 @@ class NoBuses:
     async def close(self) -> None:
         """Do nothing."""
 
-    def trouble_of(self, bus: Resource) -> str:
-        return "there are no buses"
+    def failure_of(self, bus: Resource) -> BackendUnavailable:
+        return BackendUnavailable("there are no buses")
 
 
 @dataclass

@@ -24,6 +24,7 @@ from postbus_operator.bus.entity_paths import EntityPath
 from postbus_operator.bus.view import BusView
 from postbus_operator.entities.status import NO_MESSAGES
 from postbus_operator.objects import Resource
+from postbus_operator.outcome import BackendUnavailable
 
 BORN = datetime(2026, 11, 23, tzinfo=UTC)
 FAR = datetime(2026, 12, 23, tzinfo=UTC)
@@ -66,8 +67,8 @@ class ModelBus:
     async def of(self, bus: Resource) -> ModelBus:
         return self
 
-    def trouble_of(self, bus: Resource) -> str:
-        return self.trouble or ""
+    def failure_of(self, bus: Resource) -> BackendUnavailable:
+        return BackendUnavailable(self.trouble or "")
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -17,7 +17,7 @@ from postbus_operator.bus.entity_paths import EntityPath
 from postbus_operator.bus.session import BusSessions, Periods
 from postbus_operator.context import LeadershipLost
 from postbus_operator.objects import Resource
-from postbus_operator.outcome import BackendUnavailable
+from postbus_operator.outcome import BackendUnavailable, StillConnecting
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
 from tests.operator.live_bus import (
@@ -294,11 +294,29 @@ async def test_a_bus_that_somebody_asks_for_is_tried_again_at_once(
         lambda bus: read_access(), 1, leads, lambda bus: True, lambda bus, paths: None, patient
     )
     assert await buses.of(bus) is None
-    assert "Secret" in buses.trouble_of(bus)
+    assert "Secret" in str(buses.failure_of(bus))
     async with asyncio.timeout(10):
         while await buses.of(bus) is None:
             await asyncio.sleep(0)
     assert attempts == 2
+    await buses.close()
+
+
+@pytest.mark.parametrize(
+    ("outage_s", "expected"), [(600.0, StillConnecting), (0.0, BackendUnavailable)]
+)
+async def test_a_bus_that_never_answered_is_away_only_after_the_time_of_an_outage(
+    outage_s: float, expected: type[BackendUnavailable]
+) -> None:
+    async def read_access(_bus: Resource) -> Access:
+        raise BackendUnavailable("the database is away")
+
+    bus = Resource.from_object("Namespace", shown("Namespace", "bus", spec={}))
+    periods = Periods(wait_s=1, pause_s=600, outage_s=outage_s)
+    buses = BusSessions(read_access, 1, leads, lambda _: True, lambda *_: None, periods)
+    assert await buses.of(bus) is None
+    failure = buses.failure_of(bus)
+    assert (type(failure), str(failure)) == (expected, "the database is away")
     await buses.close()
 
 

@@ -72,8 +72,8 @@ class Silence:
     async def of(self, _bus: Resource) -> None:
         return None
 
-    def trouble_of(self, _bus: Resource) -> str:
-        return "no answer"
+    def failure_of(self, _bus: Resource) -> BackendUnavailable:
+        return BackendUnavailable("no answer")
 
 
 def secret(name: str, purge_at: str | None = None, bus: str | None = "bus") -> dict[str, Any]:

@@ -6,9 +6,19 @@ from datetime import UTC, datetime
 
 import pytest
 
-from postbus_operator.failures import DEPENDENCY_RETRY_S, outcome_of_failure
+from postbus_operator.failures import (
+    CONNECTING_RETRY_S,
+    DEPENDENCY_RETRY_S,
+    outcome_of_failure,
+)
 from postbus_operator.objects import Resource
-from postbus_operator.outcome import BackendUnavailable, DependencyMissing, SpecInvalid
+from postbus_operator.outcome import (
+    BackendUnavailable,
+    DependencyMissing,
+    Outcome,
+    SpecInvalid,
+    StillConnecting,
+)
 from tests.operator.health import check_health
 from tests.operator.objects import entity
 
@@ -88,6 +98,32 @@ def test_a_ready_resource_is_unknown_after_the_third_silence(failures: int) -> N
 def test_a_resource_that_was_never_ready_says_at_once_what_it_waits_for() -> None:
     found = outcome_of_failure(queue(), BackendUnavailable("silence"), failures=1, now=NOW)
     assert shown(found)["Ready"] == ("Unknown", "BackendUnavailable")
+
+
+def test_a_restart_of_the_operator_says_nothing_new_before_it_reaches_the_bus() -> None:
+    """A new leader of 500 buses needs a while for the last one, whose status is true until then."""
+    known = queue(condition("Ready", "True"), generation=1)
+    known.status["observedGeneration"] = 1
+    error = StillConnecting("the operator is connecting to the bus")
+    found = outcome_of_failure(known, error, failures=5, now=NOW)
+    assert found == Outcome(None, has_finalizer=True, retry_s=CONNECTING_RETRY_S)
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        pytest.param(queue(generation=1), id="new"),
+        pytest.param(queue(condition("Ready", "True")), id="changed"),
+        pytest.param(
+            queue(condition("Ready", "True"), generation=1, deletionTimestamp=NOW.isoformat()),
+            id="deleted",
+        ),
+    ],
+)
+def test_what_waits_for_an_answer_says_so_while_the_operator_connects(resource: Resource) -> None:
+    resource.status["observedGeneration"] = 1
+    found = outcome_of_failure(resource, StillConnecting("connecting"), failures=1, now=NOW)
+    assert shown(found)["Reconciling"] == ("True", "Retrying")
 
 
 def test_an_unexpected_error_is_named_without_its_secrets() -> None:

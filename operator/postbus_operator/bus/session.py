@@ -26,7 +26,7 @@ from postbus_operator.bus.synced_keys import SyncedKeys
 from postbus_operator.bus.view import BusView, view_of
 from postbus_operator.context import StillLeads
 from postbus_operator.objects import Key, Resource
-from postbus_operator.outcome import BackendUnavailable
+from postbus_operator.outcome import BackendUnavailable, StillConnecting
 
 WAIT_S: Final = 50
 """Length of a long poll: below the limit of the API (60 s) and of usual proxies."""
@@ -49,6 +49,8 @@ MAX_CHARS: Final = 64 * 1024 * 1024
 
 FEED_PAUSE_S: Final = 0.1
 """Pause after each page of the feed, so that no bus takes all the time of the operator."""
+
+CONNECTING: Final = "the operator is connecting to the bus"
 
 FIRST_PAUSE_S: Final = 1.0
 LEAST_PAUSE_S: Final = 1.0
@@ -106,7 +108,7 @@ class BusSession:
         """`moved` gets the paths, in lower case, of which there is something new."""
         self.control = control
         self.view = BusView()
-        self.trouble: str | None = "the operator is connecting to the bus"
+        self.trouble: str | None = CONNECTING
         self.is_listed = False
         self.is_tried = asyncio.Event()
         """Set after the first attempt to list everything, whatever came of it."""
@@ -121,12 +123,19 @@ class BusSession:
         self._moved = moved
         self._is_wanted = is_wanted
         self._periods = periods
+        self._made_at = asyncio.get_running_loop().time()
         self._begun = 0
         self._counts: dict[int, EntityCounts] = {}
         self._shown: dict[int, Numbers] = {}
         self._cursor = "0"
         self._allowance = Allowance()
         self._taking = asyncio.Lock()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the bus has never answered, and was not tried for long."""
+        age_s = asyncio.get_running_loop().time() - self._made_at
+        return not self.is_listed and age_s < self._periods.outage_s
 
     def counts_of(self, entity_id: int) -> EntityCounts | None:
         """Return the latest counts of an entity; None while they are not known."""
@@ -296,10 +305,9 @@ class BusSessions:
         self._sessions: dict[str, tuple[BusSession, asyncio.Task[None]]] = {}
 
     async def of(self, bus: Resource) -> BusSession | None:
-        """Return the session of a bus; None while it has not answered yet (see `trouble_of`).
+        """Return the session of a bus; None while it has not answered yet (see `failure_of`).
 
-        A new session is waited for: after a restart of the operator nothing shall be shown as
-        unreachable only because it was not reached yet.
+        A new session is waited for.
         """
         session = self._session(bus)
         session.hurry()
@@ -308,9 +316,15 @@ class BusSessions:
                 await session.is_tried.wait()
         return session if session.is_listed else None
 
-    def trouble_of(self, bus: Resource) -> str:
-        """Return the reason why a bus has not answered yet, or no longer answers."""
-        return self._session(bus).trouble or "the operator is connecting to the bus"
+    def failure_of(self, bus: Resource) -> BackendUnavailable:
+        """Return the reason why a bus has not answered yet, or no longer answers.
+
+        After a restart of the operator nothing shall be shown as unreachable only because it was
+        not reached yet: that is StillConnecting, for as long as an outage is not shown either.
+        """
+        session = self._session(bus)
+        text = session.trouble or CONNECTING
+        return StillConnecting(text) if session.is_new else BackendUnavailable(text)
 
     async def close(self) -> None:
         """End all sessions."""

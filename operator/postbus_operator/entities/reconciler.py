@@ -65,7 +65,7 @@ async def reconcile_entity(context: Context, resource: Resource) -> Outcome:
     draft.set("OwnerResolved", "True", "Resolved", f"belongs to {owner.direct.key}")
     session = await context.buses.of(owner.bus)
     if session is None or session.trouble is not None:
-        raise BackendUnavailable(context.buses.trouble_of(owner.bus))
+        raise context.buses.failure_of(owner.bus)
     winner = _winner(session, owner, _claims(context, resource))
     if winner.key != resource.key:
         text = f"{winner.key} has the entity: set another entityName, or delete one"

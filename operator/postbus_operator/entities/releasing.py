@@ -47,7 +47,7 @@ async def release_entity(context: Context, resource: Resource) -> Outcome:
         return _freed()
     session = await context.buses.of(bus)
     if session is None or session.trouble is not None:
-        unasked = release_unasked(resource, context.buses.trouble_of(bus))
+        unasked = release_unasked(resource, str(context.buses.failure_of(bus)))
         if isinstance(unasked, Free):
             return _freed()
         return _blocked(context, resource, unasked, retry_s=OUTAGE_RETRY_S)

@@ -89,7 +89,7 @@ async def _delete_if_empty(context: Context, resource: Resource) -> Outcome:
         async with asyncio.timeout(ANSWER_S):
             session = await context.buses.of(resource)
             if session is None:
-                raise BackendUnavailable("the operator is connecting to the bus")
+                raise context.buses.failure_of(resource)
             await session.control.ask("POST", "/v1/namespace/close")
     except RequestRefused as refused:
         if refused.type is ProblemType.NOT_EMPTY:

@@ -43,7 +43,7 @@ from postbus_operator.namespaces.deletion import adopt_data, release
 from postbus_operator.namespaces.status import Look, Trouble, Verdict, namespace_status
 from postbus_operator.namespaces.workloads import claim_size, observed_workload, pod_trouble
 from postbus_operator.objects import Resource
-from postbus_operator.outcome import BackendUnavailable, Event, Outcome
+from postbus_operator.outcome import BackendUnavailable, Event, Outcome, StillConnecting
 from postbus_operator.status import NamespaceStatus
 
 STARTING_S: Final = 2.0
@@ -278,7 +278,10 @@ async def _ask_the_bus(context: Context, bus: Bus, look: Look, *, can_write: boo
         return
     session: BusSession | None = await context.buses.of(look.resource)
     if session is None:
-        look.bus_trouble = context.buses.trouble_of(look.resource)
+        failure = context.buses.failure_of(look.resource)
+        if look.was_ready and isinstance(failure, StillConnecting):
+            raise failure
+        look.bus_trouble = str(failure)
         return
     try:
         look.bus_status = await session.control.status()

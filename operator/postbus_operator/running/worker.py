@@ -15,7 +15,13 @@ from postbus_operator.kube.cache import ObjectKey
 from postbus_operator.kube.event_posting import EventPoster
 from postbus_operator.kube.resource_types import RESOURCES
 from postbus_operator.objects import Key, Resource
-from postbus_operator.outcome import BackendUnavailable, DependencyMissing, Outcome, SpecInvalid
+from postbus_operator.outcome import (
+    BackendUnavailable,
+    DependencyMissing,
+    Outcome,
+    SpecInvalid,
+    StillConnecting,
+)
 from postbus_operator.redaction import redacted
 from postbus_operator.running.condition_events import report
 from postbus_operator.running.status_patch import is_same, replacement, status_json
@@ -165,6 +171,9 @@ class Worker:
             case DependencyMissing():
                 result = "waiting"
                 logger.info("%s: %s", key, redacted(str(error)))
+            case StillConnecting():
+                result = "unavailable"
+                logger.debug("%s: %s", key, redacted(str(error)))
             case BackendUnavailable() | ApiUnavailable() | Conflict() | TimeoutError():
                 result = "unavailable"
                 logger.warning("%s: %s", key, redacted(str(error) or repr(error)))
