@@ -24,6 +24,7 @@ from e2e.scale.resources import BUS, LABEL, Plan
 from e2e.scale.sightings import Sightings, watching
 from e2e.tests.cluster import SYSTEM
 
+from postbus_operator.bus.session import COUNTS_S
 from postbus_operator.kube.resource_types import PODS, RESOURCES
 
 OPERATOR_PORT: Final = 8080
@@ -136,7 +137,7 @@ async def settled(run: Run) -> None:
 
     async def writes() -> int:
         begin = audit.now()
-        await asyncio.sleep(15)
+        await asyncio.sleep(COUNTS_S + 5)
         return run.writes(begin).total
 
     await until(writes, lambda found: found == 0, 900, "an operator without work")

@@ -127,6 +127,19 @@ async def test_applied_entities_become_ready_and_a_restart_writes_nothing(
         assert writes(run) == 0
 
 
+async def test_a_bus_is_looked_at_after_its_entities_have_changed(
+    configuration: Configuration, shop: Shop, running: ControlledBus
+) -> None:
+    """Its resource shows how many it has."""
+    async with operator(configuration, running, namespaces=(shop.name,)) as run:
+        shop.make("Namespace", "bus")
+        shop.make("Queue", "orders")
+        await eventually(partial(shop.is_ready, "Queue", "orders"))
+        before = run.looked_at("bus")
+        shop.make("Queue", "late")
+        await eventually(lambda: run.looked_at("bus") > before)
+
+
 KINDS = (("Namespace", "bus"), ("Topic", "events"), ("Subscription", "audit"), ("Queue", "orders"))
 
 

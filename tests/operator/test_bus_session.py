@@ -14,7 +14,7 @@ from postbus.contract.control import MAX_EPOCH, DeletionPolicy, ProblemType
 from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.control_client import Access, BusControl
 from postbus_operator.bus.entity_paths import EntityPath
-from postbus_operator.bus.session import BusSessions, Periods
+from postbus_operator.bus.session import BUS_PATH, BusSessions, Periods
 from postbus_operator.context import LeadershipLost
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, StillConnecting
@@ -216,6 +216,18 @@ async def test_counts_are_reported_when_they_move(
         counts = bus.session.counts_of(made.entity_id)
         assert counts is not None
         assert counts.message_count == 0
+
+
+async def test_a_bus_is_looked_at_when_it_has_other_entities(
+    running: ControlledBus, queue: EntityPath
+) -> None:
+    """Its own changes wake no entity, but the Namespace shows how many there are."""
+    async with followed(running) as bus:
+        await wait_until(lambda: len(bus.moved) > 1)  # the first counts
+        assert BUS_PATH not in bus.paths()
+        made = await bus.session.control.put(queue, {}, MARK, None)
+        bus.session.note_put(queue, made, MARK)
+        await wait_until(lambda: BUS_PATH in bus.paths())
 
 
 # --- outages ------------------------------------------------------------------------------------

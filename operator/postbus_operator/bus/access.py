@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from postbus.contract.entities import is_subscription_path, subscription_name, topic_of
 from postbus_operator.bus.control_client import Access
-from postbus_operator.bus.session import USUAL, BusSessions, Periods
+from postbus_operator.bus.session import BUS_PATH, USUAL, BusSessions, Periods
 from postbus_operator.certificates import CertificateInvalid, trust_of
 from postbus_operator.context import StillLeads
 from postbus_operator.kube.api import Api, ApiError, NotFound
@@ -98,7 +98,9 @@ def _of_paths(cache: Cache, bus: Resource, paths: Collection[str]) -> set[Key]:
     """Return the resources that stand for entities, forward to them, or count them."""
     found: set[Key] = set()
     for path in paths:
-        if is_subscription_path(path):
+        if path == BUS_PATH:
+            found.add(bus.key)
+        elif is_subscription_path(path):
             topics = [
                 each for each in cache.named(bus.key, topic_of(path)) if each.key.kind == "Topic"
             ]

@@ -59,6 +59,9 @@ LONGEST_PAUSE_S: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
+BUS_PATH: Final = ""
+"""Stands for the bus itself among paths of entities: it shows how many it has."""
+
 Moved: TypeAlias = Callable[[Collection[str] | None], None]
 """Takes paths of entities that moved; None: everything of the bus may have moved."""
 
@@ -128,6 +131,7 @@ class BusSession:
         self._counts: dict[int, EntityCounts] = {}
         self._shown: dict[int, Numbers] = {}
         self._cursor = "0"
+        self._counted_version = 0
         self._allowance = Allowance()
         self._taking = asyncio.Lock()
 
@@ -223,6 +227,7 @@ class BusSession:
             since = page.version
         async with self._taking:
             former, self.view, self._begun = self.view, view_of(found, since), begun
+            self._counted_version = since
             self._allowance = Allowance()
             self._counts, self._shown, self._cursor = {}, {}, "0"
         was_away, self.trouble, self.is_listed = self.trouble is not None, None, True
@@ -279,6 +284,9 @@ class BusSession:
                     self._shown[each.entity_id] = numbers
                     changed.add(catalog_key(each.name))
             self._cursor, is_end = page.cursor, page.is_end
+        if self.view.version != self._counted_version:
+            self._counted_version = self.view.version
+            changed.add(BUS_PATH)
         if changed:
             self._moved(changed)
 
