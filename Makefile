@@ -144,7 +144,12 @@ kube-tools: ## build etcd, kube-apiserver, kubectl and helm; needs go
 .PHONY: test-kube
 test-kube: setup kube-tools ## custom resources on a real API server; needs go
 	@$(MAKE) --no-print-directory metrics-tools || echo "no dashboards without prometheus" >&2
-	@$(BIN)/python -m pytest tests/kube -m kube --numprocesses 2 --dist loadfile $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest tests/kube -m "kube and not thorough" \
+		--numprocesses 2 --dist loadfile $(PYTEST_FLAGS)
+
+.PHONY: test-kube-thorough
+test-kube-thorough: setup kube-tools ## more of its cases: other failures, kills after each write
+	@$(BIN)/python -m pytest tests/kube -m "kube and thorough" $(PYTEST_FLAGS)
 
 .PHONY: e2e-up
 e2e-up: ## start a cluster: E2E_CLUSTER=node (root), kind or existing
