@@ -5,8 +5,8 @@ from __future__ import annotations
 from asyncio import sslproto
 from typing import Final
 
-BUFFER_BYTES: Final = 32 * 1024
-"""Two records of TLS; an answer of 1,000 changes is then read in some tens of parts."""
+BUFFER_BYTES: Final = 16 * 1024
+"""One record of TLS; an answer of 1,000 changes is then read in some tens of parts."""
 
 
 def limit_tls_buffers() -> None:
