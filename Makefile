@@ -147,8 +147,8 @@ test-kube: setup kube-tools ## custom resources on a real API server; needs go
 	@$(BIN)/python -m pytest tests/kube -m "kube and not thorough" \
 		--numprocesses 2 --dist loadfile $(PYTEST_FLAGS)
 
-.PHONY: test-kube-thorough
-test-kube-thorough: setup kube-tools ## more of its cases: other failures, kills after each write
+.PHONY: test-kube-slow
+test-kube-slow: setup kube-tools ## more of its cases: other failures, kills after each write
 	@$(BIN)/python -m pytest tests/kube -m "kube and thorough" $(PYTEST_FLAGS)
 
 .PHONY: e2e-up
