@@ -39,6 +39,8 @@ class Conditions:
         """
         before = self._former.get(type)
         is_same = before is not None and before["status"] == status
+        if before is None or before.get("message") != message:  # what is shown hides them already
+            message = redacted(message)[:MAX_MESSAGE]
         self._found[type] = Condition(
             type=type,
             status=status,
@@ -47,7 +49,7 @@ class Conditions:
             if before is not None and is_same
             else timestamp(self._now),
             reason=reason,
-            message=redacted(message)[:MAX_MESSAGE],
+            message=message,
         )
 
     def keep_former(self) -> None:

@@ -12,12 +12,12 @@ Json = Mapping[str, Any]
 
 def status_json(status: ResourceStatus) -> dict[str, Any]:
     """Return a status as the API server has it: without empty fields."""
-    return _pruned(status.model_dump(mode="json", by_alias=True))
+    return _pruned(status.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def is_same(before: Json, wanted: Json) -> bool:
     """Return whether two statuses mean the same: times of unchanged conditions do not count."""
-    return _meaning(before) == _meaning(wanted)
+    return before == wanted or _meaning(before) == _meaning(wanted)
 
 
 def replacement(before: Json, wanted: Json) -> dict[str, Any]:
@@ -48,10 +48,9 @@ def _pruned(value: Json) -> dict[str, Any]:
 
 
 def _pruned_value(value: Any) -> Any:
-    match value:
-        case Mapping():
-            return _pruned(value)
-        case list():
-            return [_pruned_value(each) for each in value]
-        case _:
-            return value
+    # The order counts: most values are texts, and isinstance of Mapping is dear.
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, list):
+        return [_pruned_value(each) for each in value]
+    return _pruned(value) if isinstance(value, Mapping) else value
