@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from e2e.scale import audit, rows
+from e2e.scale import audit, fault_rows, rows
 from e2e.scale.cluster import cluster, remove_namespaces, say
 from e2e.scale.figures import Report
 from e2e.scale.resources import Plan
@@ -18,9 +18,11 @@ from e2e.tests.conftest import install_operator, wait_for_operator
 
 ROWS: Final[dict[str, Callable[[rows.Run], Awaitable[None]]]] = {
     each.__name__: each
-    for each in (rows.apply, rows.entities, rows.restart, rows.unchanged, rows.idle)
-}
-NEED_ENTITIES: Final = {"restart", "unchanged", "idle"}
+    for each in (
+        rows.apply, rows.entities, rows.restart, rows.unchanged, rows.idle,
+        fault_rows.leader_killed, fault_rows.broker_ends,
+    )
+}  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
@@ -28,7 +30,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m e2e.scale",
         description=__doc__,
-        epilog="\n".join(f"{name:10} {each.__doc__}" for name, each in ROWS.items()),
+        epilog="\n".join(f"{name:14} {each.__doc__}" for name, each in ROWS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="default: all, in this order")

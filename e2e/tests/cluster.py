@@ -110,6 +110,14 @@ class Space:
         found: dict[str, Any] = json.loads(self.kubectl("get", reference, "--output=json"))
         return found
 
+    def uid_if_ready(self, pod: str) -> str:
+        """Return the identity of a pod, as in `pod/bus-broker-0`; nothing while it is not ready."""
+        found = self.get(pod)
+        is_ready = ("Ready", "True") in {
+            (each["type"], each["status"]) for each in found["status"].get("conditions", ())
+        }
+        return found["metadata"]["uid"] if is_ready else ""
+
     def exists(self, reference: str) -> bool:
         return bool(self.kubectl("get", reference, "--ignore-not-found", "--output=name"))
 

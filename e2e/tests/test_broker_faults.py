@@ -52,15 +52,6 @@ def annotate_pods(bus: Bus) -> None:
     bus.space.patch("sbns/e2e-bus", {"spec": {"operatorSpec": {"podTemplate": template}}})
 
 
-def uid_if_ready(bus: Bus) -> str:
-    """Return the identity of the broker's pod, or nothing while it is not ready."""
-    pod = bus.space.get(f"pod/{bus.broker}")
-    is_ready = ("Ready", "True") in {
-        (each["type"], each["status"]) for each in pod["status"].get("conditions", ())
-    }
-    return pod["metadata"]["uid"] if is_ready else ""
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -74,10 +65,11 @@ def test_no_message_is_lost_and_sends_go_on_when_a_broker_is(
     rolled: Bus, fault: Callable[[Bus], Any]
 ) -> None:
     space = rolled.space
-    before = space.get(f"pod/{rolled.broker}")["metadata"]["uid"]
+    pod = f"pod/{rolled.broker}"
+    before = space.get(pod)["metadata"]["uid"]
     with traffic(space, "orders-queue-app") as client:
         fault(rolled)
-        wait_for(lambda: uid_if_ready(rolled), lambda found: found not in {"", before}, 120)
+        wait_for(lambda: space.uid_if_ready(pod), lambda found: found not in {"", before}, 120)
     client.check()
     what = fault.__name__.replace("_", " ")
     record(f"sends refused after: {what}", client.account["refused_for"], REFUSED_S)
