@@ -4,7 +4,7 @@
 #
 #   e2e/run.sh e2e/suite.sh -k deletion
 #
-# E2E_WORKERS is the number of tests that run at once (4).
+# E2E_WORKERS is the number of tests that run at once (6).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 help_for "$0" "$@"
@@ -28,7 +28,8 @@ no_bus_is_left() { [[ -z $(kubectl get postbus --all-namespaces --output=name) ]
 
 is_installed && was_installed=1 || was_installed=
 stage "alone and not slow" "$@"
-stage "not alone and not last and not slow" --numprocesses "${E2E_WORKERS:-4}" --dist loadfile "$@"
+stage "not alone and not last and not slow" --numprocesses "${E2E_WORKERS:-6}" \
+  --dist loadfile --no-loadscope-reorder "$@"
 stage "last and not slow" "$@"
 if [[ -z $was_installed ]] && is_installed; then
   wait_for 120 "deleted buses" no_bus_is_left

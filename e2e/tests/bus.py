@@ -115,35 +115,40 @@ class Bus:
     # --- SDK ------------------------------------------------------------------------------------
 
     def secret(self, name: str, space: Space | None = None) -> dict[str, str]:
-        data = (space or self.space).get(f"secret/{name}")["data"]
-        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+        return values_of((space or self.space).get(f"secret/{name}"))
 
     def local_port(self) -> int:
         return self._forward.local_port(self.space.get(f"pod/{self.broker}")["metadata"]["uid"])
 
-    def authority(self, secret: str, space: Space | None = None) -> str:
-        """Return the path of a file with the authority in a Secret."""
-        path = Path(self._folder.name) / f"{secret}.crt"
-        path.write_text(self.secret(secret, space)["ca.crt"])
+    def _authority(self, name: str, values: dict[str, str]) -> str:
+        """Return the path of a file with the authority of a Secret."""
+        path = Path(self._folder.name) / f"{name}.crt"
+        path.write_text(values["ca.crt"])
         return str(path)
 
     @contextmanager
     def sdk(self, secret: str = "", space: Space | None = None) -> Iterator[ServiceBusClient]:
         """Connect with a Secret of the operator; by default with that of the whole bus."""
         name = secret or self._root
-        with self.connected(self.secret(name, space)["connectionString"], name, space) as client:
+        values = self.secret(name, space)
+        with self._client(values["connectionString"], self._authority(name, values)) as client:
             yield client
 
     @contextmanager
-    def connected(
-        self, connection_string: str, secret: str, space: Space | None = None
-    ) -> Iterator[ServiceBusClient]:
+    def connected(self, connection_string: str, secret: str) -> Iterator[ServiceBusClient]:
         """Connect with a connection string and the authority of a Secret."""
+        with self._client(
+            connection_string, self._authority(secret, self.secret(secret))
+        ) as client:
+            yield client
+
+    @contextmanager
+    def _client(self, connection_string: str, authority: str) -> Iterator[ServiceBusClient]:
         host = re.search(r"Endpoint=sb://([^/;:]+)", connection_string)
         assert host
         with ServiceBusClient.from_connection_string(
             connection_string,
-            connection_verify=self.authority(secret, space),
+            connection_verify=authority,
             custom_endpoint_address=f"sb://{host[1]}:{self.local_port()}",
             retry_total=2,
             retry_backoff_factor=0.5,
@@ -153,10 +158,11 @@ class Bus:
     @contextmanager
     def administration(self, secret: str = "") -> Iterator[ServiceBusAdministrationClient]:
         name = secret or self._root
-        text = self.secret(name)["connectionString"]
+        values = self.secret(name)
+        text = values["connectionString"]
         text = re.sub(r"(Endpoint=sb://[^/;:]+)/", rf"\1:{self.local_port()}/", text)
         with ServiceBusAdministrationClient.from_connection_string(
-            text, connection_verify=self.authority(name)
+            text, connection_verify=self._authority(name, values)
         ) as client:
             yield client
 
@@ -180,6 +186,10 @@ class Bus:
 
     def texts(self, path: str, count: int, **options: Any) -> list[str]:
         return [str(each) for each in self.take(path, count, **options)]
+
+
+def values_of(secret: dict[str, Any]) -> dict[str, str]:
+    return {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
 
 
 def receiver_of(client: ServiceBusClient, path: str, **options: Any) -> Any:

@@ -20,8 +20,11 @@ from e2e.tests.cluster import SYSTEM, Refused, Space, kubectl, run, wait_for
 from e2e.tests.figures import FIGURES
 from e2e.tests.guide import quickstart
 
-ORDER: Final = ("test_cluster", "test_quickstart", "*", "test_uninstall")
-"""Modules that come first and last: what others need, and what takes it away."""
+ORDER: Final = (
+    "test_cluster", "test_quickstart", "test_fields", "test_rotation", "test_deletion",
+    "test_bad_input", "test_backup", "*", "test_uninstall",
+)  # fmt: skip
+"""Modules that come first and last: what others need, those that take long, what removes it all."""
 
 INSTALLING: Final = Path(tempfile.gettempdir()) / "postbus-e2e-installing"
 """Lock of the one of several runs that installs what is missing."""
