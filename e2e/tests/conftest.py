@@ -22,7 +22,7 @@ from e2e.tests.guide import quickstart
 
 ORDER: Final = (
     "test_cluster", "test_quickstart", "test_fields", "test_rotation", "test_deletion",
-    "test_bad_input", "test_backup", "*", "test_uninstall",
+    "test_bad_input", "test_operations", "*", "test_uninstall",
 )  # fmt: skip
 """Modules that come first and last: what others need, those that take long, what removes it all."""
 
