@@ -11,6 +11,7 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from postbus_operator.annotations import FINALIZER, WATCH_LABEL
+from postbus_operator.bus.access import read_credentials
 from postbus_operator.kube.api import (
     PAGE,
     Api,
@@ -29,6 +30,8 @@ from postbus_operator.kube.resource_types import (
     SECRETS,
     SERVICES,
 )
+from postbus_operator.objects import Resource
+from postbus_operator.outcome import BackendUnavailable
 from tests.kube.api_server import ApiServer
 from tests.kube.clients import Calls, api_of, configuration_of
 
@@ -39,6 +42,13 @@ QUEUE = {
     "metadata": {"name": "orders", "namespace": "api"},
     "spec": {"owner": {"name": "bus"}},
 }
+
+BUS = {
+    "metadata": {
+        "name": "bus", "namespace": "api", "uid": "1", "generation": 1, "resourceVersion": "1",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    },
+}  # fmt: skip
 
 
 def config_map(name: str, **data: str) -> dict:
@@ -174,6 +184,9 @@ async def test_a_missing_right_is_a_refusal(
     async with api_of(await load_configuration(connections=1)) as api:
         with pytest.raises(Forbidden):
             await api.get(LEASES, "api", "leader")
+        bus = Resource.from_object("Namespace", BUS)
+        with pytest.raises(BackendUnavailable, match="may not read Secrets in api: install"):
+            await read_credentials(api, bus, "https://bus")
 
 
 async def test_no_answer_is_worth_another_attempt() -> None:

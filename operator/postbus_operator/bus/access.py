@@ -12,7 +12,7 @@ from postbus_operator.bus.control_client import Access
 from postbus_operator.bus.session import BUS_PATH, USUAL, BusSessions, Periods
 from postbus_operator.certificates import CertificateInvalid, trust_of
 from postbus_operator.context import StillLeads
-from postbus_operator.kube.api import Api, ApiError, NotFound
+from postbus_operator.kube.api import Api, ApiError, Forbidden, NotFound
 from postbus_operator.kube.cache import Cache
 from postbus_operator.kube.resource_types import SECRETS
 from postbus_operator.names import child_name
@@ -74,6 +74,11 @@ async def read_credentials(api: Api, bus: Resource, url: str) -> Access:
         raise BackendUnavailable(f"Secret {name}-tls: {error}") from None
     except NotFound as error:
         raise BackendUnavailable(f"a Secret of the bus is not there yet: {error.message}") from None
+    except Forbidden:
+        raise BackendUnavailable(
+            f"the operator may not read Secrets in {namespace}: install its chart with this"
+            " cluster namespace in watchNamespaces"
+        ) from None
     except ApiError as error:
         raise BackendUnavailable(f"the Secrets of the bus cannot be read: {error}") from None
 
