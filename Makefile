@@ -176,8 +176,8 @@ e2e-scale-buses: setup kube-tools ## measure 500 buses on a stand-in; no node
 	@$(BIN)/python -m e2e.scale.buses $(SCALE)
 
 .PHONY: e2e-smoke
-e2e-smoke: setup ## install, message, pod kill, uninstall on such a cluster
-	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m smoke $(PYTEST_FLAGS)
+e2e-smoke: setup ## install, message, pod kill, five faults on such a cluster
+	@e2e/test.sh e2e/smoke.sh $(PYTEST_FLAGS)
 
 .PHONY: e2e-upgrade
 e2e-upgrade: setup ## from charts and images of FROM to this commit and back
