@@ -57,6 +57,10 @@ REVIEWED_LARGE_MODULES: dict[str, str] = {
         "the types of AMQP 1.0 with their constructors, read and written by tables side by side:"
         " what one direction knows of a width the other one needs"
     ),
+    "dataplane/postbus/broker/partition/host.py": (
+        "applying, releasing after commits and reloading are one life cycle: which callers are"
+        " answered when one ends while another runs is seen at one glance"
+    ),
     "dataplane/postbus/entity/commands.py": (
         "the vocabulary of a partition is read as one list, each reply beside its command; there is"
         " nothing but data in it"

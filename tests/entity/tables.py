@@ -15,6 +15,7 @@ from postbus.entity.commands import (
     SubQueue,
 )
 from postbus.entity.outcomes import (
+    DropCursor,
     DropDefinition,
     ForgetIds,
     LoadedEntity,
@@ -22,6 +23,7 @@ from postbus.entity.outcomes import (
     MoveMessage,
     Outcome,
     PatchMessage,
+    PutCursor,
     PutDefinition,
     PutDue,
     PutInbound,
@@ -86,6 +88,7 @@ class Tables:
     seen: list[RecordIds] = field(default_factory=list)
     shared: list[list[int]] = field(default_factory=list)
     settled: dict[int, tuple[int, Settling, int]] = field(default_factory=dict)
+    cursors: dict[tuple[int, SubQueue, str], PutCursor] = field(default_factory=dict)
 
     def commit(self, outcome: Outcome) -> None:
         for mutation in outcome.mutations:
@@ -113,12 +116,7 @@ class Tables:
                 case PutDefinition():
                     self.definitions[mutation.entity_no] = mutation
                 case DropDefinition():
-                    del self.definitions[mutation.entity_no]
-                    self.uses.pop(mutation.entity_no, None)
-                    for place in [
-                        place for place in self.inbound if place[1] == mutation.entity_no
-                    ]:
-                        del self.inbound[place]
+                    self._drop(mutation.entity_no)
                 case RecordSize():
                     self.sizes[mutation.entity_no] = mutation
                 case PutSessionState():
@@ -148,6 +146,11 @@ class Tables:
                     self._forget_ids(mutation)
                 case RecordUse():
                     self.uses[mutation.entity_no] = mutation.last_used_ms
+                case PutCursor():
+                    assert mutation.entity_no in self.definitions
+                    self.cursors[mutation.entity_no, mutation.sub_queue, mutation.name] = mutation
+                case DropCursor():
+                    del self.cursors[mutation.entity_no, mutation.sub_queue, mutation.name]
                 case ReserveBlock():
                     pass
                 case _:
@@ -158,11 +161,21 @@ class Tables:
             self._forget(row_key)
         self._check_copies(outcome)
 
+    def _drop(self, entity_no: int) -> None:
+        del self.definitions[entity_no]
+        self.uses.pop(entity_no, None)
+        for place in [place for place in self.inbound if place[1] == entity_no]:
+            del self.inbound[place]
+        for group in [group for group in self.cursors if group[0] == entity_no]:
+            del self.cursors[group]
+
     def _is_kept(self, row_key: int) -> bool:
         block = self.block_of(row_key)
         put = self.definitions.get(block.entity_no)
         retention_ms = getattr(put and put.properties, "history_retention_ms", None)
-        return retention_ms is not None and block.sub_queue is not SubQueue.SCHEDULED
+        is_tapped = any(group[0] == block.entity_no for group in self.cursors)
+        is_kept = retention_ms is not None or is_tapped
+        return is_kept and block.sub_queue is not SubQueue.SCHEDULED
 
     def _check_copies(self, outcome: Outcome) -> None:
         for mutation in outcome.mutations:
@@ -328,6 +341,7 @@ class Tables:
             seen=sorted(self.seen, key=lambda row: row.seen_ms),
             outbox=[self.outbound[number] for number in sorted(self.outbound)],
             inbound=list(self.inbound.values()),
+            cursors=list(self.cursors.values()),
         )
         for put in self.definitions.values():
             loaded.next_sequence[put.entity_no] = put.next_sequence

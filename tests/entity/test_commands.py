@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import get_args
 
-from postbus.entity.commands import Command, Expects, Refused, Reply
+from postbus.entity.commands import (
+    Command,
+    Refused,
+    Reply,
+)
+from postbus.entity.expects import Expects
 from tests.entity.partition_rig import REPLY_TO
 
 

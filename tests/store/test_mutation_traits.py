@@ -8,12 +8,15 @@ import pytest
 
 from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import SubQueue
+from postbus.entity.group_commands import Cursor, GroupKind
 from postbus.entity.outcomes import (
+    DropCursor,
     DropDefinition,
     ForgetIds,
     MoveMessage,
     Mutation,
     PatchMessage,
+    PutCursor,
     PutDefinition,
     PutDue,
     PutInbound,
@@ -53,6 +56,8 @@ SAMPLES: Final[list[Mutation]] = [
     RecordUse(1, 1),
     PutSessionState(1, b"s", b"state", 1),
     ForgetIds(1, 1),
+    PutCursor(1, SubQueue.ACTIVE, "lake", Cursor(GroupKind.TAP, 1, "driver", 1, None)),
+    DropCursor(1, SubQueue.ACTIVE, "lake"),
 ]
 of_each = pytest.mark.parametrize("mutation", SAMPLES, ids=lambda each: type(each).__name__)
 
@@ -67,8 +72,7 @@ def columns_of(*mutations: Mutation) -> dict[str, object]:
         **changes.light_columns(),
         **changes.settled_columns(),
         **changes.row_columns(),
-        **changes.entity_columns(),
-        **changes.memory_columns(),
+        **changes.full_columns(),
     }
 
 

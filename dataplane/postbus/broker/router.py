@@ -22,14 +22,13 @@ from postbus.contract.entities import (
     catalog_key,
 )
 from postbus.entity.commands import (
-    Expects,
     OnReply,
-    R,
     Refused,
     SubQueue,
     Transact,
     Transacted,
 )
+from postbus.entity.expects import Expects, R
 from postbus.store.catalog import CatalogEntry
 
 SUFFIXES = (

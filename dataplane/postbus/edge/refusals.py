@@ -36,7 +36,7 @@ SESSION_NOT_SUPPORTED: Final = (
 
 def _condition_of(refusal: Refusal) -> tuple[str, int]:
     match refusal:
-        case Refusal.ENTITY_NOT_FOUND:
+        case Refusal.ENTITY_NOT_FOUND | Refusal.GROUP_NOT_FOUND:
             return conditions.NOT_FOUND, 404
         case Refusal.ENTITY_DISABLED | Refusal.SEND_DISABLED | Refusal.RECEIVE_DISABLED:
             return conditions.ENTITY_DISABLED, 403
@@ -59,6 +59,8 @@ def _condition_of(refusal: Refusal) -> tuple[str, int]:
         case Refusal.HOPS_EXCEEDED:
             return conditions.NOT_ALLOWED, 403
         case Refusal.MESSAGE_LOCKED | Refusal.CONFLICT | Refusal.NOT_EMPTY:
+            return conditions.NOT_ALLOWED, 409
+        case Refusal.GROUP_FENCED | Refusal.STALE_CHECKPOINT | Refusal.BUS_RESTORED:
             return conditions.NOT_ALLOWED, 409
         case Refusal.ALREADY_EXISTS:
             return conditions.ENTITY_ALREADY_EXISTS, 409
@@ -123,6 +125,14 @@ def _text_of(refusal: Refusal) -> str:
             return "The definition of '{path}' was changed since it was read. Read it again."
         case Refusal.NOT_EMPTY:
             return "The entity '{path}' holds messages or is in use."
+        case Refusal.GROUP_NOT_FOUND:
+            return "There is no such reader group of '{path}'."
+        case Refusal.GROUP_FENCED:
+            return "Another reader has the reader group of '{path}'."
+        case Refusal.STALE_CHECKPOINT:
+            return "The checkpoint of the reader is older than its group of '{path}'."
+        case Refusal.BUS_RESTORED:
+            return "The checkpoint of the reader is newer than '{path}'."
         case Refusal.NOT_APPLIED:
             return "The store could not take the operation; it had no effect. Try again."
         case Refusal.UNKNOWN:

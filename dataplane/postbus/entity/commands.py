@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from postbus.contract.entities import EntityKind, EntityProperties, RuleProperties
+from postbus.entity.expects import Expects, R
+from postbus.entity.group_commands import (
+    CursorAt,
+    GroupCommand,
+    GroupDropped,
+    RangesListed,
+)
 from postbus.message.envelope import Envelope
 
 
@@ -77,6 +84,10 @@ class Refusal(Enum):
     NOT_ALLOWED = "not-allowed"
     CONFLICT = "conflict"  # the definition does not have the expected version
     NOT_EMPTY = "not-empty"  # an entity that is to be deleted if empty
+    GROUP_NOT_FOUND = "group-not-found"
+    GROUP_FENCED = "group-fenced"  # a newer reader claimed the group
+    STALE_CHECKPOINT = "stale-checkpoint"  # a reader goes on before the end of the last plan
+    BUS_RESTORED = "bus-restored"  # a reader goes on behind what the bus has
     NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (ADR 2)
     UNKNOWN = "unknown"  # the commit's result is not known (ADR 2)
     BUSY = "busy"
@@ -233,6 +244,9 @@ Reply: TypeAlias = (
     | Transacted
     | Arrived
     | Frozen
+    | CursorAt
+    | GroupDropped
+    | RangesListed
     | Done
 )
 
@@ -259,16 +273,6 @@ class Delivery(NamedTuple):
 
 
 # --- commands -----------------------------------------------------------------------------------
-
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Expects(Generic[R_co]):
-    """Base of commands, with the type of the reply to one that is not refused."""
-
-    __slots__ = ()
-
 
 OnReply: TypeAlias = Callable[[R | Refused], None]
 """Called once with the reply to a command, on the event loop, perhaps before the submitting
@@ -709,5 +713,6 @@ OtherCommand: TypeAlias = (
     | SupplyRows
     | Tick
     | Quiesce
+    | GroupCommand
 )
 Command: TypeAlias = MessageCommand | SettleCommand | OtherCommand

@@ -39,6 +39,7 @@ from postbus.entity.commands import (
     Tick,
     Transact,
 )
+from postbus.entity.group_commands import FollowHome
 from postbus.entity.outcomes import Deliver, Idle, RecordUse
 from postbus.entity.topics.topic_state import TopicState
 
@@ -61,6 +62,7 @@ LEAST_GRAIN_MS: Final = 60_000
 
 _NO_USE: Final = (
     DropEntity,
+    FollowHome,
     Freeze,
     Hold,
     LoseLocks,

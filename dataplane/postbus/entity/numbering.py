@@ -61,6 +61,10 @@ class Numbering:
         self._first_keys.append(block.first_key)
         self._offsets.append(block.first_sequence - block.first_key)
 
+    def next_position(self, context: ApplyContext) -> int:
+        """Return a key above all keys used so far, and not above any later one."""
+        return self._next_key or context.first_key
+
     def take(self, count: int, context: ApplyContext) -> list[tuple[int, int, int]]:
         """Use `count` keys. Shape: runs of (first key, offset to the number, length)."""
         key = self._next_key

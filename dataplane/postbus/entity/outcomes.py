@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias, final
 
 from postbus.contract.entities import EntityKind, EntityProperties, RuleProperties
 from postbus.entity.commands import Death, Delivery, Refusal, Reply, StoredRow, SubQueue
+from postbus.entity.group_commands import Cursor
 from postbus.message.envelope import Envelope
 
 # --- effects ------------------------------------------------------------------------------------
@@ -311,8 +312,27 @@ class PutInbound(NamedTuple):
     last_number: int
 
 
+@final
+class PutCursor(NamedTuple):
+    """Upsert of a reader group's cursor in this partition."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    name: str
+    cursor: Cursor
+
+
+@final
+class DropCursor(NamedTuple):
+    entity_no: int
+    sub_queue: SubQueue
+    name: str
+
+
 Mutation: TypeAlias = (
     RecordUse
+    | PutCursor
+    | DropCursor
     | PutSessionState
     | RecordIds
     | ForgetIds
@@ -457,6 +477,7 @@ class LoadedPartition:
     seen: list[RecordIds] = field(default_factory=list)
     outbox: list[PutOutbound] = field(default_factory=list)
     inbound: list[PutInbound] = field(default_factory=list)
+    cursors: list[PutCursor] = field(default_factory=list)
 
     def begin_at(self, now_ms: int) -> None:
         """Set the first key above those of all former lives, even if their rows are deleted.

@@ -16,7 +16,7 @@ from random import Random
 from typing import Final, assert_never
 
 from postbus.contract.entities import EntityStatus, NamespaceLimits, TopicProperties
-from postbus.entity import message_operations, own_rows, transactions
+from postbus.entity import groups, message_operations, own_rows, transactions
 from postbus.entity.apply_context import DONE
 from postbus.entity.commands import (
     AcceptSession,
@@ -60,6 +60,7 @@ from postbus.entity.commands import (
     Transact,
 )
 from postbus.entity.counts import Counts
+from postbus.entity.group_commands import GroupCommand
 from postbus.entity.idle import IdleEntities
 from postbus.entity.outcomes import (
     DropDefinition,
@@ -205,10 +206,7 @@ class PartitionState:
             case Enqueue():
                 return self._enqueue(command, found)
             case Settle():
-                entity = self.entities.get(command.entity_no)
-                if entity is None:
-                    return _not_found()
-                return entity.sub_queue(command.sub_queue).settle(command, found)
+                return self._settle(command, found)
             case SetDemand():
                 return self._set_demand(command, found)
             case RemoveConsumer():
@@ -268,6 +266,8 @@ class PartitionState:
                 self._quiesce()
                 return DONE
             case _:
+                if isinstance(command, GroupCommand):
+                    return groups.handle(self.entities, command, self.partition_id, self._context)
                 assert_never(command)
 
     def _apply_tracked(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:
@@ -288,6 +288,12 @@ class PartitionState:
             return _not_found()
         entity.accessed_ms = self._context.now_ms
         return entity.enqueue(command, found)
+
+    def _settle(self, command: Settle, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        entity = self.entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        return entity.sub_queue(command.sub_queue).settle(command, found)
 
     def _add_consumer(self, command: AddConsumer) -> Reply:
         entity = self.entities.get(command.entity_no)
@@ -560,6 +566,9 @@ class PartitionState:
                 entity.sub_queue(kind).load(loaded)
         self._start_purge(self._outbox.load(loaded.outbox))
         self._inbox.load(loaded)
+        for put in loaded.cursors:
+            if put.entity_no in self.entities:
+                self.entities[put.entity_no].load_group(put)
         due_rows: dict[int, list[PutDue]] = {}
         for due in loaded.due:
             due_rows.setdefault(due.entity_no, []).append(due)

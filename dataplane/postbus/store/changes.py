@@ -6,16 +6,20 @@ the batch drops are left out. Called by the writer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Final, assert_never
 
 from postbus.entity.commands import Death, SubQueue
+from postbus.entity.group_commands import Cursor, Plan
 from postbus.entity.outcomes import (
+    DropCursor,
     DropDefinition,
     ForgetIds,
     MoveMessage,
     Mutation,
     PatchMessage,
+    PutCursor,
     PutDefinition,
     PutDue,
     PutInbound,
@@ -61,6 +65,7 @@ class BatchChanges:
         self._forgotten: dict[int, int] = {}
         self._outbound: list[PutOutbound] = []
         self._inbound: dict[tuple[int, int], int] = {}
+        self._cursors: dict[tuple[int, SubQueue, str], Cursor | None] = {}
         self._catalog_version = 0
         for change in mutations:
             self._sort(change)
@@ -105,6 +110,10 @@ class BatchChanges:
                 self._kept.append(change)
             case PutSessionState():
                 self._states[change.entity_no, change.session_id] = change
+            case PutCursor():
+                self._cursors[change.entity_no, change.sub_queue, change.name] = change.cursor
+            case DropCursor(entity_no, sub_queue, name):
+                self._cursors[entity_no, sub_queue, name] = None
             case _:
                 self._sort_by_entity(change)
 
@@ -145,6 +154,8 @@ class BatchChanges:
         self._uses.pop(entity_no, None)
         for state in [name for name in self._states if name[0] == entity_no]:
             del self._states[state]
+        for group in [name for name in self._cursors if name[0] == entity_no]:
+            del self._cursors[group]
         for source in [name for name in self._inbound if name[1] == entity_no]:
             del self._inbound[source]
 
@@ -249,7 +260,11 @@ class BatchChanges:
             "out_resent": [row.is_resent for row in self._outbound],
         }
 
-    def entity_columns(self) -> dict[str, object]:
+    def full_columns(self) -> dict[str, object]:
+        """Return the columns that only `FULL` and `RETAIN` have."""
+        return {**self._entity_columns(), **self._memory_columns(), **self._group_columns()}
+
+    def _entity_columns(self) -> dict[str, object]:
         """Return the columns of definitions, sizes and uses."""
         rows = self._definitions.values()
         sizes, uses = self._sizes, self._uses
@@ -276,7 +291,7 @@ class BatchChanges:
             "catalog_version": self._catalog_version,
         }
 
-    def memory_columns(self) -> dict[str, object]:
+    def _memory_columns(self) -> dict[str, object]:
         """Return the columns of session states and forgotten ids."""
         put = [row for row in self._states.values() if row.state is not None]
         removed = [row for row in self._states.values() if row.state is None]
@@ -289,6 +304,24 @@ class BatchChanges:
             "stateless_sessions": [row.session_id for row in removed],
             "forget_nos": list(self._forgotten),
             "forget_ms": list(self._forgotten.values()),
+        }
+
+    def _group_columns(self) -> dict[str, object]:
+        """Return the columns of reader groups."""
+        put = {name: cursor for name, cursor in self._cursors.items() if cursor is not None}
+        dropped = [name for name, cursor in self._cursors.items() if cursor is None]
+        return {
+            "group_nos": [name[0] for name in put],
+            "group_queues": [int(name[1]) for name in put],
+            "group_names": [name[2] for name in put],
+            "group_kinds": [int(cursor.kind) for cursor in put.values()],
+            "group_epochs": [cursor.epoch for cursor in put.values()],
+            "group_readers": [cursor.reader for cursor in put.values()],
+            "group_settled": [cursor.settled for cursor in put.values()],
+            "group_plans": [_plan_json(cursor.plan) for cursor in put.values()],
+            "groupless_nos": [name[0] for name in dropped],
+            "groupless_queues": [int(name[1]) for name in dropped],
+            "groupless_names": [name[2] for name in dropped],
         }
 
 
@@ -331,6 +364,10 @@ def _death_columns(deaths: list[Death | None]) -> dict[str, object]:
 
 def _rules_json(definition: PutDefinition) -> str:
     return f"[{','.join([rule.text for rule in definition.rules])}]"
+
+
+def _plan_json(plan: Plan | None) -> str | None:
+    return None if plan is None else json.dumps(plan._asdict())
 
 
 def _size(record: RecordSize | None) -> int | None:

@@ -19,8 +19,10 @@ from postbus.store.migrate import migrate_partition, prepare_partition, refuse_n
 
 LOCK_MS: Final = 3_000
 """Time an ended backend may take to release its locks before the claim fails."""
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 LOCK_CLASS: Final = 0x5042_0000  # "PB" and the partition; the second key is the slot
+KNOWS_GROUPS: Final = 3
+"""The first version that keeps rows for reader groups."""
 
 
 class Slot(IntEnum):
@@ -59,6 +61,7 @@ async def claim_partition(connection: Connection, partition_id: int, beats: Beat
         # Another broker may have claimed the partition while we waited.
         version = await _make_way(connection, beats, identity, partition_id)
         schema_version = await migrate_partition(connection, version)
+        await connection.execute(MARK_GAP, KNOWS_GROUPS)
         row = await connection.fetchrow(RAISE_EPOCH, beats.broker.name, PROTOCOL_VERSION, identity)
         assert row is not None
         for slot in (Slot.SECOND_WRITER, Slot.STAGING):
@@ -86,6 +89,14 @@ where locktype = 'advisory' and granted and objsubid = 2
   )
 """
 """Checks the owner again, so that of two claims at a time the loser does not end the winner."""
+MARK_GAP: Final = """
+insert into low_mark as l (entity_no, sub_queue, low)
+select distinct g.entity_no, g.sub_queue, (select max(first_key + size) from block)
+from reader_group g cross join owner o
+where o.protocol_version < $1 and exists (select from block)
+on conflict (entity_no, sub_queue) do update set low = greatest(l.low, excluded.low)
+"""
+"""An owner that does not know reader groups deletes rows that they have not read (ADR 42)."""
 RAISE_EPOCH: Final = """
 update owner
 set epoch = epoch + 1, broker_name = $1, protocol_version = $2, incarnation = $3,

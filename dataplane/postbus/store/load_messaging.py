@@ -6,14 +6,25 @@ removed later (`sweep.py`), since they may be many and large. Called by `load.py
 
 from __future__ import annotations
 
+import json
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from itertools import groupby
 from typing import Final
 
+import asyncpg
+
 from postbus.entity.commands import SubQueue
-from postbus.entity.outcomes import LoadedPartition, PutInbound, PutOutbound, RecordIds, StoredState
+from postbus.entity.group_commands import Cursor, GroupKind, Plan
+from postbus.entity.outcomes import (
+    LoadedPartition,
+    PutCursor,
+    PutInbound,
+    PutOutbound,
+    RecordIds,
+    StoredState,
+)
 from postbus.message.rows import session_id_of
 from postbus.store.batch import SideRows
 from postbus.store.errors import Connection
@@ -28,6 +39,7 @@ async def load_messaging(connection: Connection, loaded: LoadedPartition) -> Non
     await connection.execute(REMOVE_STATES)
     await connection.execute(REMOVE_SEEN)
     await connection.execute(REMOVE_INBOUND)
+    await connection.execute(REMOVE_GROUPS)
     await _load_sessions(connection, loaded)
     async with connection.transaction(readonly=True):
         async for row in connection.cursor(STATES, prefetch=PAGE_ROWS):
@@ -36,6 +48,7 @@ async def load_messaging(connection: Connection, loaded: LoadedPartition) -> Non
         async for row in connection.cursor(SEEN, prefetch=SEEN_ROWS):
             loaded.seen.append(RecordIds(*row.values()))
     loaded.outbox = [PutOutbound(*row.values()) for row in await connection.fetch(OUTBOUND)]
+    loaded.cursors = [_put_cursor(row) for row in await connection.fetch(GROUPS)]
     loaded.inbound = [PutInbound(*row.values()) for row in await connection.fetch(INBOUND)]
 
 
@@ -48,6 +61,17 @@ delete from seen s where not exists (select from entity e where e.entity_no = s.
 REMOVE_INBOUND: Final = """
 delete from inbound i where not exists (select from entity e where e.entity_no = i.entity_no)
 """
+REMOVE_GROUPS: Final = """
+with groupless as (
+    delete from reader_group g
+    where not exists (select from entity e where e.entity_no = g.entity_no)
+)
+delete from low_mark m where not exists (select from entity e where e.entity_no = m.entity_no)
+"""
+GROUPS: Final = """
+select entity_no, sub_queue, name, kind, epoch, reader, settled, plan from reader_group
+order by entity_no, sub_queue, name
+"""
 STATES: Final = """
 select entity_no, session_id, updated_ms, octet_length(state) as size_bytes from session
 """
@@ -57,6 +81,16 @@ select row_key, source_no, target, sequence, is_dead_letter, is_resent
 from outbound order by row_key
 """
 INBOUND: Final = "select source_partition, entity_no, last_number from inbound order by 2, 1"
+
+
+def _put_cursor(row: asyncpg.Record) -> PutCursor:
+    plan = None
+    if row["plan"] is not None:
+        stored = json.loads(row["plan"])
+        ranges = {int(name): (first, end) for name, (first, end) in stored.pop("ranges").items()}
+        plan = Plan(ranges=ranges, **stored)
+    cursor = Cursor(GroupKind(row["kind"]), row["epoch"], row["reader"], row["settled"], plan)
+    return PutCursor(row["entity_no"], SubQueue(row["sub_queue"]), row["name"], cursor)
 
 
 async def _load_sessions(connection: Connection, loaded: LoadedPartition) -> None:

@@ -10,11 +10,13 @@ from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from postbus.entity.outcomes import (
+    DropCursor,
     DropDefinition,
     ForgetIds,
     MoveMessage,
     Mutation,
     PatchMessage,
+    PutCursor,
     PutDefinition,
     PutDue,
     PutInbound,
@@ -76,12 +78,16 @@ TRAITS: Final[dict[type[Mutation], Traits]] = {
     RecordUse: Traits(Tier.FULL),
     PutSessionState: Traits(Tier.FULL),
     ForgetIds: Traits(Tier.FULL),
+    PutCursor: Traits(Tier.FULL),
+    DropCursor: Traits(Tier.FULL),
 }
 OVERLAPPING: Final = frozenset(kind for kind, traits in TRAITS.items() if traits.overlaps)
 
 EntityChange: TypeAlias = PutDefinition | DropDefinition | RecordSize | RecordUse
 """Mutations of the row of an entity: two of one entity never share a statement."""
-EntityRows: TypeAlias = PutSessionState | RecordIds | ForgetIds | PutInbound
+EntityRows: TypeAlias = (
+    PutSessionState | RecordIds | ForgetIds | PutInbound | PutCursor | DropCursor
+)
 """Mutations of rows that are deleted with their entity: none follows a drop in its statement."""
 OfEntity: TypeAlias = EntityChange | EntityRows
 SideRow: TypeAlias = PatchMessage | PutDue | PutKept | PutOutbound
@@ -100,5 +106,7 @@ FixedSize: TypeAlias = (
     | RecordSize
     | RecordUse
     | ForgetIds
+    | PutCursor
+    | DropCursor
 )
 """Mutations that count as rows only, not as bytes of a batch."""

@@ -163,6 +163,27 @@ create table inbound (
     constraint inbound_pkey primary key (entity_no, source_partition)
 ) with (fillfactor = 50);
 
+-- Cursors of reader groups. `plan` is that of the group, in its home partition only.
+create table reader_group (
+    entity_no integer not null,
+    sub_queue smallint not null,
+    name text not null,
+    kind smallint not null,
+    epoch bigint not null,
+    reader text not null,
+    settled bigint not null,
+    plan jsonb,
+    constraint reader_group_pkey primary key (entity_no, sub_queue, name)
+) with (fillfactor = 50);
+
+-- The row key from which on a sub-queue is complete: settled rows below it were deleted.
+create table low_mark (
+    entity_no integer not null,
+    sub_queue smallint not null,
+    low bigint not null,
+    constraint low_mark_pkey primary key (entity_no, sub_queue)
+) with (fillfactor = 50);
+
 -- The writer of this partition. `incarnation` is that of postbus.broker; null: a broker of an
 -- earlier version, which writes `heartbeat_ms` (database time) itself. `persisted_ms` is entity
 -- time.

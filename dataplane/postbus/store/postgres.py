@@ -1,9 +1,10 @@
 """The database of a store: required settings, and connections shared by its partitions.
 
-One connection for reads, one for short side work and one for VACUUM serve all partitions of a
-store, opened at first use. Each partition opens its own writers (`connect_writer`) and is claimed
-on one of them, so that nothing else in the store holds up a claim. Connections are direct: a
-transaction pooler would break the fence (ADR 22). Nothing here knows the meaning of a row.
+One connection for reads, one for reads of ranges, one for short side work and one for VACUUM serve
+all partitions of a store, opened at first use. Each partition opens its own writers
+(`connect_writer`) and is claimed on one of them, so that nothing else in the store holds up a
+claim. Connections are direct: a transaction pooler would break the fence (ADR 22). Nothing here
+knows the meaning of a row.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class Store:
         self._read = SharedConnection(self._connect_read)
         self._side = SharedConnection(self._connect_side)
         self._vacuum = SharedConnection(self._connect_vacuum)
+        self._bulk = SharedConnection(self._connect_bulk)
         broker = broker or Broker("broker-0", this_process())
         self.beats = Beats(self._connect_beat, broker, self._drop_shared, outage=self.outage)
 
@@ -186,6 +188,12 @@ class Store:
             yield connection
 
     @asynccontextmanager
+    async def bulk(self) -> AsyncIterator[Connection]:
+        """Lend the connection for reads of ranges, which no receiver waits for."""
+        async with self._bulk.use() as connection:
+            yield connection
+
+    @asynccontextmanager
     async def vacuuming(self) -> AsyncIterator[Connection]:
         """Lend the connection for VACUUM, which may take minutes."""
         async with self._vacuum.use() as connection:
@@ -204,12 +212,12 @@ class Store:
     async def close(self) -> None:
         """End our life in the store and close shared connections; a later use opens them again."""
         await self.beats.stop()
-        for shared in (self._read, self._side, self._vacuum):
+        for shared in (self._read, self._side, self._vacuum, self._bulk):
             await shared.close()
 
     def _drop_shared(self) -> None:
         """Drop the shared connections, so that nothing waits for a database that is gone."""
-        for shared in (self._read, self._side, self._vacuum):
+        for shared in (self._read, self._side, self._vacuum, self._bulk):
             shared.drop()
 
     async def _connect(
@@ -295,6 +303,12 @@ class Store:
         settings = PLAN_SETTINGS | {"default_transaction_read_only": "on"}
         return await self._connect(
             "postbus reader", settings, statement_s=READ_S, caches_statements=True
+        )
+
+    async def _connect_bulk(self) -> Connection:
+        settings = PLAN_SETTINGS | {"default_transaction_read_only": "on"}
+        return await self._connect(
+            "postbus bulk", settings, statement_s=READ_S, caches_statements=True
         )
 
     async def _connect_side(self) -> Connection:

@@ -1,8 +1,10 @@
-"""Retention of settled messages (ADR 18).
+"""Retention of settled messages (ADR 18), also for reader groups (ADR 42).
 
 A settled row stays in `message`; `settled` records that it is not live, the reason and the time.
 The load finds the entities with such rows, so that others cost nothing. Rows are deleted in chunks
-outside the journal, so that no commit waits for them. Called by `upkeep.py`.
+outside the journal, so that no commit waits for them: when their retention has ended, and every tap
+of their sub-queue has read them. The same statement raises `low_mark`, from which a reader knows
+that rows are missing. Called by `upkeep.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +12,15 @@ from __future__ import annotations
 import time
 from typing import Final
 
+import asyncpg
+
 from postbus.contract.entities import EntityProperties
 from postbus.entity.outcomes import (
+    DropCursor,
     DropDefinition,
     LoadedPartition,
     Mutation,
+    PutCursor,
     PutDefinition,
     SettleRows,
 )
@@ -22,6 +28,11 @@ from postbus.store.errors import Connection
 from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
+from postbus.store.taps import ALL_KEYS, Pins, Taps
+
+LATE_MS: Final = 60_000
+"""A row may become visible later than rows settled after it: a commit takes at most seconds. Our
+choice."""
 
 
 class SettledRows:
@@ -34,12 +45,15 @@ class SettledRows:
         self._bodies = bodies
         self._limits = store.upkeep_limits
         self._retentions: dict[int, int] = {}
+        self._taps = Taps()
         self._entities: set[int] = set()
 
     async def load(self, loaded: LoadedPartition, connection: Connection) -> int:
         """Find the entities with settled rows; return their approximate number."""
         for entity in loaded.entities:
             self._define(entity.entity_no, entity.properties)
+        for put in loaded.cursors:
+            self._taps.put(put)
         self._entities = {row["entity_no"] for row in await connection.fetch(ENTITIES)}
         return await connection.fetchval(ABOUT_ROWS) if self._entities else 0
 
@@ -47,10 +61,16 @@ class SettledRows:
         """Record a durable mutation."""
         if type(change) is SettleRows:
             self._entities.add(change.entity_no)
+            self._taps.note_settled(change.entity_no, change.row_keys)
+        elif type(change) is PutCursor:
+            self._taps.put(change)
+        elif type(change) is DropCursor:
+            self._taps.drop(change)
         elif type(change) is PutDefinition:
             self._define(change.entity_no, change.properties)
         elif type(change) is DropDefinition:
             self._retentions.pop(change.entity_no, None)
+            self._taps.forget(change.entity_no)
 
     def _define(self, entity_no: int, properties: EntityProperties) -> None:
         retention_ms = getattr(properties, "history_retention_ms", None)
@@ -68,38 +88,109 @@ class SettledRows:
         reaped = 0
         until = time.monotonic() + self._limits.reap_s
         for entity_no in list(self._entities):
-            is_left = is_full = True
-            has_later = False
-            had_history = entity_no in self._retentions
-            self._entities.discard(entity_no)  # rows settled from now on add it again
-            try:
-                while is_full:
-                    if time.monotonic() > until:
-                        return reaped, True
-                    count, is_full, has_later = await self._reap_chunk(entity_no, now_ms)
-                    reaped += count
-                is_left = had_history or entity_no in self._retentions or has_later
-            finally:
-                if is_left:
-                    self._entities.add(entity_no)
+            if time.monotonic() > until:
+                return reaped, True
+            if (pins := self._taps.of(entity_no)) is not None:
+                count, is_left = await self._reap_tapped(entity_no, pins, now_ms, until)
+            else:
+                count, is_left = await self._reap_all(entity_no, now_ms, until)
+            reaped += count
+            if is_left:
+                return reaped, True
         return reaped, False
 
-    async def _reap_chunk(self, entity_no: int, now_ms: int) -> tuple[int, bool, bool]:
-        """Delete a chunk; return its size, whether more may be due, and whether any rows stay.
+    async def _reap_all(self, entity_no: int, now_ms: int, until: float) -> tuple[int, bool]:
+        """Delete the expired rows of an entity without taps."""
+        reaped = 0
+        is_left = is_full = True
+        has_later = False
+        had_history = entity_no in self._retentions
+        self._entities.discard(entity_no)  # rows settled from now on add it again
+        try:
+            while is_full:
+                if time.monotonic() > until:
+                    return reaped, True
+                before_ms = self._before_ms(entity_no, now_ms)
+                row = await self._reap_chunk(REAP, entity_no, before_ms)
+                count, has_later = int(row["count"]), bool(row["has_later"])
+                reaped += count
+                is_full = count == self._limits.reap_rows
+            is_left = had_history or entity_no in self._retentions or has_later
+        finally:
+            if is_left:
+                self._entities.add(entity_no)
+        return reaped, False
 
-        Rows settled after `now_ms` stay, since a history may begin meanwhile.
+    async def _reap_tapped(
+        self, entity_no: int, pins: Pins, now_ms: int, until: float
+    ) -> tuple[int, bool]:
+        """Delete rows that every tap has read: those below cursors that rose, then those whose
+        retention ended.
         """
+        reaped = 0
+        before_ms = self._before_ms(entity_no, now_ms)
+        first_key, pins.first_key = pins.first_key, ALL_KEYS
+        is_done = False
+        try:
+            for start, end in await self._ranges(entity_no, pins, first_key):
+                count = self._limits.reap_rows
+                while count == self._limits.reap_rows:
+                    if time.monotonic() > until:
+                        return reaped, True
+                    row = await self._reap_chunk(REAP_RANGE, entity_no, before_ms, start, end)
+                    count = int(row["count"])
+                    reaped += count
+                first_key = end
+            is_done = True
+        finally:
+            if not is_done:
+                pins.first_key = min(first_key, pins.first_key)
+        if entity_no in self._retentions:
+            count = self._limits.reap_rows
+            while count == self._limits.reap_rows:
+                if time.monotonic() > until:
+                    return reaped, True
+                row = await self._reap_chunk(
+                    REAP_TAPPED, entity_no, before_ms, pins.scanned_ms, pins.bounds()
+                )
+                count = int(row["count"])
+                reaped += count
+            pins.scanned_ms = before_ms - LATE_MS
+        return reaped, False
+
+    async def _ranges(self, entity_no: int, pins: Pins, first_key: int) -> list[tuple[int, int]]:
+        """Return the ranges of keys from `first_key` to the cursors that have settled rows."""
+        bounds = pins.bounds()
+        if first_key >= max(bounds):
+            return []
         async with fenced(self._store, self._partition_id, self._epoch) as connection:
             await connection.execute(BY_INDEX)
-            retention_ms = self._retentions.get(entity_no)
-            before_ms = now_ms + 1 if retention_ms is None else now_ms - retention_ms
-            row = await connection.fetchrow(REAP, entity_no, before_ms, self._limits.reap_rows)
+            rows = await connection.fetch(BLOCKS_TO_REAP, entity_no, first_key, bounds)
+        return [(row["first_key"], row["end_key"]) for row in rows]
+
+    def _before_ms(self, entity_no: int, now_ms: int) -> int:
+        """Return the time before which settled rows have expired.
+
+        Without a history it is after this millisecond only: a history may begin meanwhile.
+        """
+        retention_ms = self._retentions.get(entity_no)
+        return now_ms + 1 if retention_ms is None else now_ms - retention_ms
+
+    async def _reap_chunk(
+        self, sql: str, entity_no: int, before_ms: int, *bounds: object
+    ) -> asyncpg.Record:
+        """Delete a chunk; return its size, and whether later rows stay."""
+        async with fenced(self._store, self._partition_id, self._epoch) as connection:
+            await connection.execute(BY_INDEX)
+            row = await connection.fetchrow(
+                sql, entity_no, before_ms, self._limits.reap_rows, *bounds
+            )
         assert row is not None
         if row["shared_ids"] is not None:
             self._bodies.release(row["shared_ids"])
         if row["own_ids"] is not None:
             self._bodies.orphan(row["own_ids"])
-        return int(row["count"]), row["count"] == self._limits.reap_rows, bool(row["has_later"])
+        return row
 
 
 ENTITIES: Final = """
@@ -119,12 +210,22 @@ select greatest(reltuples, 0)::bigint from pg_class where oid = 'settled'::regcl
 """
 BY_INDEX: Final = "set local enable_seqscan = off; set local enable_bitmapscan = off"
 """Else the planner, without good statistics of these tables, sorts all old rows per chunk."""
-REAP: Final = """
+_REAP: Final = """
 with old as materialized (
-    select row_key from settled
-    where entity_no = $1 and settled_ms < $2
-    order by settled_ms
+    select s.row_key, b.sub_queue
+    from settled s
+    left join lateral (
+        select sub_queue from block where first_key <= s.row_key order by first_key desc limit 1
+    ) b on true
+    where s.entity_no = $1 and s.settled_ms < $2 {more}
+    order by {order}
     limit $3
+), marked as (
+    insert into low_mark as l (entity_no, sub_queue, low)
+    select $1, sub_queue, max(row_key) + 1 from old
+    where sub_queue is not null and exists (select from entity where entity_no = $1)
+    group by sub_queue
+    on conflict (entity_no, sub_queue) do update set low = greatest(l.low, excluded.low)
 ), unsettled as (
     delete from settled where row_key = any (array(select row_key from old))
 ), gone as (
@@ -142,10 +243,33 @@ with old as materialized (
     ) as is_shared
     from gone where body_id is not null
 )
-select (select count(*) from old) as count,
-       exists (
-           select from settled where entity_no = $1 and settled_ms >= $2
-       ) as has_later,
+select (select count(*) from old) as count, {has_later} as has_later,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where not is_shared) as own_ids
+"""
+REAP: Final = _REAP.format(
+    more="",
+    order="s.settled_ms",
+    has_later="exists (select from settled where entity_no = $1 and settled_ms >= $2)",
+)
+REAP_RANGE: Final = _REAP.format(
+    more="and s.row_key >= $4 and s.row_key < $5", order="s.row_key", has_later="true"
+)
+REAP_TAPPED: Final = _REAP.format(
+    more="and s.settled_ms >= $4 and s.row_key < ($5::bigint[])[b.sub_queue + 1]",
+    order="s.settled_ms",
+    has_later="true",
+)
+"""The cursors by sub-queue, whose number begins at 0; arrays begin at 1."""
+BLOCKS_TO_REAP: Final = """
+select greatest(first_key, $2) as first_key,
+       least(first_key + size, ($3::bigint[])[sub_queue + 1]) as end_key
+from block b
+where entity_no = $1 and first_key + size > $2 and first_key < ($3::bigint[])[sub_queue + 1]
+  and exists (
+      select from settled s
+      where s.row_key >= greatest(b.first_key, $2) and s.row_key < b.first_key + b.size
+        and s.row_key < ($3::bigint[])[b.sub_queue + 1]
+  )
+order by first_key
 """

@@ -396,7 +396,32 @@ stating as (
 """
 """A commit deletes a limited number of rows of ids, up to 6 KB each; the rest, and the session
 states of a dropped entity, are deleted outside the commits (`upkeep.py`)."""
-FULL: Final = _named(*GENERAL_PARTS, DEFINED, REMEMBERING, INSERTED, SHARED_GONE)
+GROUPED: Final = """
+grouped as (
+    insert into reader_group as g (
+        entity_no, sub_queue, name, kind, epoch, reader, settled, plan
+    )
+    select * from unnest(
+        {group_nos}::int[], {group_queues}::smallint[], {group_names}::text[],
+        {group_kinds}::smallint[], {group_epochs}::bigint[], {group_readers}::text[],
+        {group_settled}::bigint[], {group_plans}::jsonb[]
+    )
+    on conflict (entity_no, sub_queue, name) do update
+    set epoch = excluded.epoch, reader = excluded.reader, settled = excluded.settled,
+        plan = excluded.plan
+), ungrouped as (
+    delete from reader_group
+    where entity_no = any ({drops}::int[])
+       or (entity_no, sub_queue, name) in (
+           select * from unnest(
+               {groupless_nos}::int[], {groupless_queues}::smallint[], {groupless_names}::text[]
+           )
+       )
+), unmarked as (
+    delete from low_mark where entity_no = any ({drops}::int[])
+)
+"""
+FULL: Final = _named(*GENERAL_PARTS, DEFINED, REMEMBERING, GROUPED, INSERTED, SHARED_GONE)
 
 COPYING: Final = """
 lifted as (
@@ -440,6 +465,7 @@ RETAIN: Final = _named(
     *OTHER_PARTS,
     DEFINED,
     REMEMBERING,
+    GROUPED,
     SETTLING,
     INSERTED,
     SHARED_GONE_AND_COPIED,

@@ -211,6 +211,8 @@ SIDE_TABLES: Final = (
     "seen",
     "outbound",
     "inbound",
+    "reader_group",
+    "low_mark",
 )
 REAP_SESSIONS: Final = """
 delete from session where ctid = any (array(

@@ -148,7 +148,7 @@ class Writer:
         arguments["staged_ids"] = bodies.staged
         if tier <= Tier.GENERAL:
             return _filled(GENERAL, arguments)
-        return _filled(FULL, arguments | changes.entity_columns() | changes.memory_columns())
+        return _filled(FULL, arguments | changes.full_columns())
 
     def _translate_settled(
         self, batch: Batch[P], changes: BatchChanges, kind: int, tier: Tier
@@ -171,7 +171,7 @@ class Writer:
         changes.note_sides(sides)
         arguments["staged_ids"] = bodies.staged
         arguments |= changes.row_columns() | changes.copy_columns()
-        return _filled(RETAIN, arguments | changes.entity_columns() | changes.memory_columns())
+        return _filled(RETAIN, arguments | changes.full_columns())
 
 
 def _filled(statement: Named, arguments: dict[str, object]) -> tuple[str, tuple[object, ...]]:

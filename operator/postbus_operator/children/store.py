@@ -35,7 +35,7 @@ start. Kubernetes deletes a namespace in steps: between two it pauses for half o
 period of its pods."""
 
 CONNECTIONS_OF_PARTITION: Final = 2
-CONNECTIONS_OF_BROKER: Final = 4
+CONNECTIONS_OF_BROKER: Final = 5
 """Connections of a broker to each database (docs/guides/operations.md, Sizing)."""
 
 OVERLAP: Final = 2

@@ -11,7 +11,13 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from postbus.entity.commands import Done, DropEntity, Expects, PutEntity, R, Refused
+from postbus.entity.commands import (
+    Done,
+    DropEntity,
+    PutEntity,
+    Refused,
+)
+from postbus.entity.expects import Expects, R
 from postbus.store.catalog import CatalogEntry
 
 logger = logging.getLogger(__name__)

@@ -16,15 +16,14 @@ from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 from postbus.entity.commands import (
-    Expects,
     Freeze,
     Frozen,
     Hold,
-    R,
     Refusal,
     Refused,
     Thaw,
 )
+from postbus.entity.expects import Expects, R
 
 ANSWER_S: Final = 2.0
 """Time after which a partition that does not answer counts as in use. A frozen entity thaws after

@@ -28,10 +28,8 @@ from postbus.entity.commands import (
     AddConsumer,
     Command,
     Done,
-    Expects,
     OnReply,
     Quiesce,
-    R,
     Refusal,
     Refused,
     RemoveConsumer,
@@ -41,6 +39,7 @@ from postbus.entity.commands import (
     SupplyRows,
     Tick,
 )
+from postbus.entity.expects import Expects, R
 from postbus.entity.outcomes import (
     Available,
     Deliver,
@@ -56,6 +55,7 @@ from postbus.entity.outcomes import (
 from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
 from postbus.entity.traffic import Traffic
 from postbus.store.beats import CONFIRMATION_S
+from postbus.store.bulk_reads import BulkReader
 from postbus.store.counters import StoreCounters
 from postbus.store.errors import Fenced, StoreUnavailable
 from postbus.store.incarnation import boottime_s
@@ -95,6 +95,7 @@ class Host:
         self._troubles = troubles or Troubles(lambda: store.where, monotonic_s)
         self._epoch = self.schema_version = 0  # of the previous life, or of this one
         self._store = store
+        self.bulk = BulkReader(store, partition_id)
         self._directory = directory
         self.clock = clock
         self._budget = budget

@@ -13,13 +13,13 @@ from typing import Any, Final, TypeAlias
 from postbus.entity.commands import (
     Command,
     Enqueue,
-    Expects,
     MessageCommand,
     OnReply,
     Refusal,
     Refused,
     Transact,
 )
+from postbus.entity.expects import Expects
 
 Waiting: TypeAlias = tuple[Expects[Any], OnReply[Any] | None]
 

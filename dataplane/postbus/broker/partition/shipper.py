@@ -21,13 +21,12 @@ from postbus.broker.placement import key_of, partition_of_key, split
 from postbus.entity.commands import (
     Arrive,
     Arrived,
-    Expects,
-    R,
     Refusal,
     Refused,
     Shipped,
     StoredRow,
 )
+from postbus.entity.expects import Expects, R
 from postbus.entity.outcomes import Ship
 from postbus.message.envelope import Envelope
 from postbus.store.errors import StoreError

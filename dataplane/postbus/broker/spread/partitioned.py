@@ -86,6 +86,7 @@ from postbus.entity.commands import (
     Tick,
     Transact,
 )
+from postbus.entity.group_commands import GroupCommand
 
 BURST: Final = 64
 """Maximum number of messages without key that go to one partition together, for group commit (ADR
@@ -189,6 +190,8 @@ class PartitionedEntities:
             ):
                 raise TypeError(f"{type(command).__name__} belongs to one partition")
             case _:
+                if isinstance(command, GroupCommand):
+                    raise TypeError(f"{type(command).__name__} belongs to one partition")
                 assert_never(command)
 
     def submit_anywhere(

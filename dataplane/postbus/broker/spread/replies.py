@@ -10,16 +10,15 @@ from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
 from postbus.entity.commands import (
     Enqueued,
-    Expects,
     OnReply,
     Peek,
     Peeked,
-    R,
     Refusal,
     Refused,
     Settled,
     Transacted,
 )
+from postbus.entity.expects import Expects, R
 
 ELSEWHERE: Final = frozenset({Refusal.NOT_APPLIED, Refusal.STORE_FULL, Refusal.BUSY})
 """Refusals after which a message without key is sent to another partition: it was not stored."""

@@ -50,7 +50,6 @@ from postbus.entity.commands import (
     Disposition,
     Enqueue,
     Enqueued,
-    Expects,
     LocksRenewed,
     MessagesDeleted,
     MessageState,
@@ -58,7 +57,6 @@ from postbus.entity.commands import (
     Peek,
     Peeked,
     PeekedMessage,
-    R,
     ReceiveDeferred,
     ReceiveMode,
     Refusal,
@@ -68,6 +66,7 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
+from postbus.entity.expects import Expects, R
 from postbus.message.codec import Array, DecodeError, Int
 from postbus.message.delivery import encode_message, token_to_uuid
 from postbus.message.envelope import Envelope

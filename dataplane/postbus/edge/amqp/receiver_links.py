@@ -35,9 +35,7 @@ from postbus.entity.commands import (
     DemandSet,
     Disposition,
     Done,
-    Expects,
     OnReply,
-    R,
     ReceiveMode,
     Receiver,
     Refusal,
@@ -47,6 +45,7 @@ from postbus.entity.commands import (
     Settle,
     Settled,
 )
+from postbus.entity.expects import Expects, R
 from postbus.message.delivery import encode_prefix, with_times
 
 MAX_OUT_BYTES: Final = 4 << 20

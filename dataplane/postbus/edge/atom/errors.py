@@ -34,7 +34,7 @@ BUSY: Final = (503, 50300, "Server Busy. Nothing was changed; try again.")
 
 def _answer_of(refusal: Refusal) -> tuple[int, int, str]:
     match refusal:
-        case Refusal.ENTITY_NOT_FOUND | Refusal.MESSAGE_NOT_FOUND:
+        case Refusal.ENTITY_NOT_FOUND | Refusal.MESSAGE_NOT_FOUND | Refusal.GROUP_NOT_FOUND:
             return NOT_FOUND
         case Refusal.ALREADY_EXISTS | Refusal.NOT_EMPTY:
             return CONFLICT
@@ -62,6 +62,9 @@ def _answer_of(refusal: Refusal) -> tuple[int, int, str]:
             | Refusal.LOCK_LOST
             | Refusal.SESSION_LOCK_LOST
             | Refusal.SESSION_CANNOT_BE_LOCKED
+            | Refusal.GROUP_FENCED
+            | Refusal.STALE_CHECKPOINT
+            | Refusal.BUS_RESTORED
         ):
             return INVALID_OPERATION
         case Refusal.NOT_APPLIED | Refusal.BUSY:

@@ -91,7 +91,7 @@ class ControlRefused(Exception):
 
 def _status_of(refusal: Refusal) -> tuple[int, ProblemType]:
     match refusal:
-        case Refusal.ENTITY_NOT_FOUND | Refusal.MESSAGE_NOT_FOUND:
+        case Refusal.ENTITY_NOT_FOUND | Refusal.MESSAGE_NOT_FOUND | Refusal.GROUP_NOT_FOUND:
             return 404, ProblemType.NOT_FOUND
         case (
             Refusal.ENTITY_DISABLED
@@ -102,6 +102,9 @@ def _status_of(refusal: Refusal) -> tuple[int, ProblemType]:
             | Refusal.SESSION_LOCK_LOST
             | Refusal.SESSION_CANNOT_BE_LOCKED
             | Refusal.HOPS_EXCEEDED
+            | Refusal.GROUP_FENCED
+            | Refusal.STALE_CHECKPOINT
+            | Refusal.BUS_RESTORED
         ):
             return 409, ProblemType.PLAIN
         case Refusal.ALREADY_EXISTS:

@@ -40,14 +40,13 @@ from postbus.entity.commands import (
     Delivery,
     Disposition,
     Enqueue,
-    Expects,
-    R,
     Refusal,
     Refused,
     RenewLocks,
     Settle,
     SubQueue,
 )
+from postbus.entity.expects import Expects, R
 from postbus.message.envelope import Envelope
 
 ANSWER_S: Final = 60.0

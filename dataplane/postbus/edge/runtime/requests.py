@@ -50,13 +50,20 @@ def _status_of(refusal: Refusal) -> int:
             return 403
         case (
             Refusal.ENTITY_NOT_FOUND
+            | Refusal.GROUP_NOT_FOUND
             | Refusal.MESSAGE_NOT_FOUND
             | Refusal.LOCK_LOST
             | Refusal.SESSION_LOCK_LOST
         ):
             return 404
         case (  # not answers about one message
-            Refusal.ALREADY_EXISTS | Refusal.MESSAGE_LOCKED | Refusal.CONFLICT | Refusal.NOT_EMPTY
+            Refusal.ALREADY_EXISTS
+            | Refusal.MESSAGE_LOCKED
+            | Refusal.CONFLICT
+            | Refusal.NOT_EMPTY
+            | Refusal.GROUP_FENCED
+            | Refusal.STALE_CHECKPOINT
+            | Refusal.BUS_RESTORED
         ):
             return 409
         case Refusal.NOT_APPLIED | Refusal.BUSY:

@@ -13,7 +13,8 @@ from postbus.contract.entities import (
 )
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.entity_state import EntityState
-from postbus.entity.outcomes import Needs
+from postbus.entity.groups import ReaderGroups
+from postbus.entity.outcomes import Needs, PutCursor
 from postbus.entity.queues.dedup import SeenIds
 from postbus.entity.queues.plain_messages import PlainMessages
 from postbus.entity.queues.scheduled import ScheduledMessages
@@ -55,6 +56,7 @@ class QueueState(EntityState):
     """
 
     __slots__ = (
+        "_groups",
         "_subs",
         "context",
         "max_message_bytes",
@@ -86,6 +88,7 @@ class QueueState(EntityState):
         self.topic = topic
         self.share = share
         self.seen: SeenIds | None = None
+        self._groups: ReaderGroups | None = None
         self._define(properties)
         self.active: ActiveMessages
         if not isinstance(properties, TopicProperties) and properties.requires_session:
@@ -103,7 +106,7 @@ class QueueState(EntityState):
         self.lock_duration_ms = properties.lock_duration_ms
         self.max_delivery_count = properties.max_delivery_count
         self.dead_letters_expired = properties.dead_lettering_on_message_expiration
-        self.keeps_settled = properties.history_retention_ms is not None
+        self.keep_for_groups()
         is_open = properties.status in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
         self.forward_to = properties.forward_to if is_open else None
         self.forward_dead_letters_to = (
@@ -136,6 +139,24 @@ class QueueState(EntityState):
             self.seen = SeenIds(self.entity_no, self.context, window_ms)
         else:
             self.seen.window_ms = properties.duplicate_detection_history_time_window_ms
+
+    @property
+    def groups(self) -> ReaderGroups:
+        """The reader groups, made at first use: most entities have none."""
+        if self._groups is None:
+            self._groups = ReaderGroups(self.entity_no, self.context)
+        return self._groups
+
+    def load_group(self, put: PutCursor) -> None:
+        """Take over a stored cursor."""
+        self.groups.load(put)
+        self.keep_for_groups()
+
+    def keep_for_groups(self) -> None:
+        """Decide whether settled messages stay, after a change of definition or groups."""
+        has_history = getattr(self.properties, "history_retention_ms", None) is not None
+        has_tap = self._groups is not None and self._groups.has_tap
+        self.keeps_settled = has_history or has_tap
 
     def follow_limits(self) -> None:
         """Derive again what the limits of the namespace bound."""

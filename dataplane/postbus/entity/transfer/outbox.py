@@ -100,6 +100,10 @@ def _transfer_reason_of(refusal: Refusal) -> tuple[str, str | None] | None:
             | Refusal.NOT_ALLOWED
             | Refusal.CONFLICT
             | Refusal.NOT_EMPTY
+            | Refusal.GROUP_NOT_FOUND
+            | Refusal.GROUP_FENCED
+            | Refusal.STALE_CHECKPOINT
+            | Refusal.BUS_RESTORED
         ):
             return "TransferFailed", None
         case Refusal.STORE_FULL | Refusal.NOT_APPLIED | Refusal.UNKNOWN | Refusal.BUSY:

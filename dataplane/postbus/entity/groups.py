@@ -1,0 +1,257 @@
+"""Reader groups of one entity in one partition: their cursors, claims and plans (ADR 42).
+
+`partition_state` calls it; commands and positions are explained in `group_commands`. A tap keeps
+messages from deletion: while an entity has one, its settled rows stay, and the store deletes those
+below the cursors of all taps of their sub-queue. A command may be repeated: it then has the answer
+of the first time and no other effect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, assert_never
+
+from postbus.contract.entities import TopicProperties
+from postbus.entity.commands import Refusal, Refused, SubQueue
+from postbus.entity.group_commands import (
+    ClaimGroup,
+    Cursor,
+    CursorAt,
+    DropGroup,
+    FollowHome,
+    GroupDropped,
+    GroupKind,
+    ListRanges,
+    Plan,
+    PlanRange,
+    PutGroup,
+    RangesListed,
+    ResetGroup,
+    SettleRange,
+)
+from postbus.entity.outcomes import DropCursor, PutCursor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from postbus.entity.apply_context import ApplyContext
+    from postbus.entity.commands import Reply
+    from postbus.entity.group_commands import GroupCommand, Ranges
+    from postbus.entity.queues.queue_state import QueueState
+
+MAX_GROUPS: Final = 32
+"""Groups of an entity. Our choice: each is compared when rows are deleted."""
+
+NOT_FOUND: Final = "create it first: postbus groups create"
+OF_TOPIC: Final = Refused(
+    Refusal.NOT_ALLOWED, "a topic keeps no messages: create a group of one of its subscriptions"
+)
+
+
+def handle(
+    entities: Mapping[int, QueueState],
+    command: GroupCommand,
+    partition_id: int,
+    context: ApplyContext,
+) -> Reply:
+    """Apply a command for a group."""
+    entity = entities.get(command.entity_no)
+    if entity is None:
+        return Refused(Refusal.ENTITY_NOT_FOUND)
+    if isinstance(entity.properties, TopicProperties):
+        return OF_TOPIC
+    groups = entity.groups
+    if isinstance(command, DropGroup):
+        dropped = groups.drop(command)
+        entity.keep_for_groups()
+        return dropped
+    is_reading = isinstance(command, PutGroup | ClaimGroup | PlanRange)
+    refused = entity.receive_refusal(command.sub_queue) if is_reading else None
+    if refused is not None:
+        return refused
+    sub = entity.sub_queue(command.sub_queue)
+    next_position = sub.numbering.next_position(context)
+    match command:
+        case ListRanges():
+            cursor = None if command.name is None else groups.find(command.sub_queue, command.name)
+            return RangesListed(next_position, sub.live, entity.average_bytes, cursor)
+        case PutGroup():
+            put = groups.put(command, next_position)
+            entity.keep_for_groups()
+            return put
+        case _:
+            return groups.use(command, partition_id, next_position)
+
+
+class ReaderGroups:
+    """The cursors of an entity."""
+
+    __slots__ = ("_context", "_cursors", "_entity_no")
+
+    def __init__(self, entity_no: int, context: ApplyContext) -> None:
+        self._entity_no = entity_no
+        self._context = context
+        self._cursors: dict[tuple[SubQueue, str], Cursor] = {}
+
+    def load(self, put: PutCursor) -> None:
+        """Take over a stored cursor."""
+        self._cursors[put.sub_queue, put.name] = put.cursor
+
+    @property
+    def has_tap(self) -> bool:
+        """True while settled messages must stay for a group."""
+        return any(cursor.kind is GroupKind.TAP for cursor in self._cursors.values())
+
+    def find(self, sub_queue: SubQueue, name: str) -> Cursor | None:
+        return self._cursors.get((sub_queue, name))
+
+    # --- commands -------------------------------------------------------------------------------
+
+    def put(self, command: PutGroup, next_position: int) -> CursorAt | Refused:
+        """Create a cursor, or return the existing one."""
+        known = self.find(command.sub_queue, command.name)
+        if known is not None:
+            if known.kind is command.kind:
+                return CursorAt(known)
+            return Refused(Refusal.CONFLICT, f"the reader group {command.name} is of another kind")
+        if len(self._cursors) >= MAX_GROUPS:
+            return Refused(
+                Refusal.QUOTA_EXCEEDED, f"an entity has at most {MAX_GROUPS} reader groups"
+            )
+        start = next_position if command.start is None else min(command.start, next_position)
+        return self._write(
+            command.sub_queue, command.name, Cursor(command.kind, 0, "", start, None)
+        )
+
+    def drop(self, command: DropGroup) -> GroupDropped:
+        known = self._cursors.pop((command.sub_queue, command.name), None)
+        if known is not None:
+            self._context.outcome.mutations.append(
+                DropCursor(self._entity_no, command.sub_queue, command.name)
+            )
+        return GroupDropped(known is not None)
+
+    def use(
+        self,
+        command: ResetGroup | ClaimGroup | PlanRange | SettleRange | FollowHome,
+        partition_id: int,
+        next_position: int,
+    ) -> CursorAt | Refused:
+        """Change an existing cursor."""
+        cursor = self.find(command.sub_queue, command.name)
+        if cursor is None:
+            return _not_found(command.name)
+        changed = self._changed(cursor, command, partition_id, next_position)
+        if isinstance(changed, Refused) or changed == cursor:
+            return changed if isinstance(changed, Refused) else CursorAt(cursor)
+        return self._write(command.sub_queue, command.name, changed)
+
+    def _write(self, sub_queue: SubQueue, name: str, cursor: Cursor) -> CursorAt:
+        self._cursors[sub_queue, name] = cursor
+        self._context.outcome.mutations.append(PutCursor(self._entity_no, sub_queue, name, cursor))
+        return CursorAt(cursor)
+
+    def _changed(
+        self,
+        cursor: Cursor,
+        command: ResetGroup | ClaimGroup | PlanRange | SettleRange | FollowHome,
+        partition_id: int,
+        next_position: int,
+    ) -> Cursor | Refused:
+        """Return the cursor after a command."""
+        plan = cursor.plan
+        match command:
+            case ResetGroup() if command.is_first and plan is not None:
+                return cursor
+            case ResetGroup():
+                return _reset(cursor, command.positions, partition_id)
+            case FollowHome():
+                return _following(cursor, command)
+            case _ if plan is None:
+                return _not_found(command.name)
+            case ClaimGroup():
+                return cursor._replace(epoch=cursor.epoch + 1, reader=command.reader)
+            case _ if command.epoch != cursor.epoch:
+                return _fenced(command.name, cursor)
+            case SettleRange():
+                return _settled(cursor, plan, command.number, partition_id)
+            case PlanRange():
+                end = max(command.ranges.get(partition_id, (0, 0)))
+                if end > next_position:
+                    return _restored(f"position {end} of partition {partition_id}")
+                return _planned(cursor, plan, command.ranges, partition_id)
+            case _:
+                assert_never(command)
+
+
+def _reset(cursor: Cursor, positions: Mapping[int, int], partition_id: int) -> Cursor:
+    number = 0 if cursor.plan is None else cursor.plan.number + 1
+    epoch = cursor.epoch + 1
+    ranges = {partition: (position, position) for partition, position in positions.items()}
+    plan = Plan(number, ranges, epoch, 0, is_settled=True)
+    return cursor._replace(epoch=epoch, reader="", settled=plan.settled_at(partition_id), plan=plan)
+
+
+def _following(cursor: Cursor, command: FollowHome) -> Cursor | Refused:
+    """Within an epoch a cursor only rises; a claim or reset may set it back."""
+    if command.epoch < cursor.epoch:
+        return _fenced(command.name, cursor)
+    settled = command.settled
+    if command.epoch == cursor.epoch:
+        settled = max(settled, cursor.settled)
+    return cursor._replace(epoch=command.epoch, reader=command.reader, settled=settled)
+
+
+def _settled(cursor: Cursor, plan: Plan, number: int, partition_id: int) -> Cursor | Refused:
+    if number > plan.number:
+        return _restored(f"plan {number}")
+    if number < plan.number:
+        return cursor  # a later plan has settled it
+    plan = plan._replace(is_settled=True)
+    return cursor._replace(settled=plan.settled_at(partition_id), plan=plan)
+
+
+def _planned(cursor: Cursor, plan: Plan, ranges: Ranges, partition_id: int) -> Cursor | Refused:
+    if ranges.keys() != plan.ranges.keys():
+        return Refused(
+            Refusal.ARGUMENT_OUT_OF_RANGE,
+            f"a plan has one range for each of the partitions {sorted(plan.ranges)}",
+        )
+    if any(first > end for first, end in ranges.values()):
+        return Refused(Refusal.ARGUMENT_OUT_OF_RANGE, "a range ends before it begins")
+    if ranges == plan.ranges and not plan.is_settled:
+        if plan.epoch == cursor.epoch:
+            return cursor
+        plan = plan._replace(epoch=cursor.epoch, attempts=plan.attempts + 1)
+        return cursor._replace(plan=plan)
+    for partition, (first, _) in sorted(ranges.items()):
+        planned = plan.ranges[partition][1]
+        where = f"{first} of partition {partition}, the last plan {plan.number} ends at {planned}"
+        if first < planned:
+            return Refused(
+                Refusal.STALE_CHECKPOINT,
+                f"the reader goes on at {where}: its checkpoint is older than the group",
+            )
+        if first > planned:
+            return _restored(where)
+    if all(first == end for first, end in ranges.values()):
+        return cursor
+    plan = Plan(plan.number + 1, dict(ranges), cursor.epoch, 1, is_settled=False)
+    return cursor._replace(settled=plan.settled_at(partition_id), plan=plan)
+
+
+def _not_found(name: str) -> Refused:
+    return Refused(Refusal.GROUP_NOT_FOUND, f"there is no reader group {name}: {NOT_FOUND}")
+
+
+def _fenced(name: str, cursor: Cursor) -> Refused:
+    who = f" by {cursor.reader}" if cursor.reader else ""
+    return Refused(
+        Refusal.GROUP_FENCED, f"the reader group {name} was claimed{who}, epoch {cursor.epoch}"
+    )
+
+
+def _restored(where: str) -> Refused:
+    return Refused(
+        Refusal.BUS_RESTORED,
+        f"the reader goes on at {where}: it is ahead of the bus, whose store was restored",
+    )

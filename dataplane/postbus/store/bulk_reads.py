@@ -1,0 +1,238 @@
+"""Reads of ranges of rows for the bulk API, as columns (ADR 42).
+
+Postgres joins the values of each column, so that no row is handled in Python. Each call is one
+short statement on a connection for such reads alone, so that no snapshot delays VACUUM and no
+receiver waits for it. Rows are as they were stored: settled ones are included, later changes are
+not. Called through the journal by the host.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import asyncpg
+
+from postbus.entity.commands import SubQueue
+from postbus.store.migrate import schema_of
+from postbus.store.postgres import Store
+
+CHUNK_BYTES: Final = 1 << 20
+"""Bytes after which a chunk ends. A larger row is a chunk of its own."""
+MAX_CHUNK_ROWS: Final = 4_096
+LEAST_ROW_BYTES: Final = 100
+
+
+class Block(NamedTuple):
+    """Positions [first, end) of a sub-queue; in ACTIVE position + `offset` is the number."""
+
+    first: int
+    end: int
+    offset: int
+
+
+class Columns(NamedTuple):
+    """Rows of one block in order of position, column by column.
+
+    Numbers are big-endian, eight bytes each. A column of bytes has the lengths of its values, four
+    bytes each, and the values one behind the other; `has_…`: a byte for each row, 1 or 0.
+    `sequences` is empty in ACTIVE. `low`: the position below which rows may be missing.
+    """
+
+    row_count: int
+    last_position: int
+    low: int
+    positions: bytes
+    sequences: bytes
+    enqueued_ms: bytes
+    envelope_lengths: bytes
+    envelopes: bytes
+    has_properties: bytes
+    property_lengths: bytes
+    properties: bytes
+    has_body: bytes
+    body_lengths: bytes
+    bodies: bytes
+
+
+class BulkReader:
+    """Reads ranges of one partition."""
+
+    def __init__(self, store: Store, partition_id: int) -> None:
+        self._store = store
+        self._schema = schema_of(partition_id)
+
+    async def low_mark(self, entity_no: int, sub_queue: SubQueue) -> int:
+        """Return the position below which rows may be missing."""
+        async with self._store.bulk() as connection:
+            return int(await connection.fetchval(self._sql(LOW), entity_no, int(sub_queue)))
+
+    async def blocks(
+        self, entity_no: int, sub_queue: SubQueue, first: int, end: int
+    ) -> list[Block]:
+        """Return the blocks of a sub-queue in [first, end), cut to it, in order."""
+        async with self._store.bulk() as connection:
+            rows = await connection.fetch(self._sql(BLOCKS), entity_no, int(sub_queue), first, end)
+        return [
+            Block(max(key, first), min(key + size, end), sequence - key)
+            for key, size, sequence in rows
+        ]
+
+    async def position_at(self, entity_no: int, sub_queue: SubQueue, time_ms: int, end: int) -> int:
+        """Return the position below `end` of the first row enqueued since a time, else `end`."""
+        async with self._store.bulk() as connection:
+            found = await connection.fetchval(
+                self._sql(BLOCK_AT), entity_no, int(sub_queue), end, time_ms
+            )
+            for block in await connection.fetch(
+                self._sql(BLOCKS), entity_no, int(sub_queue), found or 0, end
+            ):
+                position = await connection.fetchval(
+                    self._sql(POSITION_AT),
+                    block["first_key"],
+                    min(block["first_key"] + block["size"], end),
+                    time_ms,
+                )
+                if position is not None:
+                    return int(position)
+        return end
+
+    async def read(
+        self,
+        entity_no: int,
+        sub_queue: SubQueue,
+        block: Block,
+        average_bytes: int,
+        *,
+        with_properties: bool,
+        with_body: bool,
+    ) -> Columns:
+        """Return the first rows of a block, about `CHUNK_BYTES` of them."""
+        row_bytes = max(average_bytes, LEAST_ROW_BYTES)
+        limit = min(max(2 * CHUNK_BYTES // row_bytes, 16), MAX_CHUNK_ROWS)
+        sql = CHUNK if sub_queue is SubQueue.ACTIVE else CHUNK_KEPT
+        async with self._store.bulk() as connection:
+            row = await connection.fetchrow(
+                self._sql(sql),
+                block.first,
+                block.end,
+                limit,
+                CHUNK_BYTES,
+                entity_no,
+                int(sub_queue),
+                with_properties,
+                with_body,
+            )
+        assert row is not None
+        return _columns(row)
+
+    def _sql(self, sql: str) -> str:
+        return sql.replace("{schema}", self._schema)
+
+
+def _columns(row: asyncpg.Record) -> Columns:
+    count, last_position, low, *columns = row.values()
+    return Columns(count, last_position, low, *(column or b"" for column in columns))
+
+
+LOW: Final = """
+select coalesce(
+    (select low from {schema}.low_mark where entity_no = $1 and sub_queue = $2::smallint), 0
+)
+"""
+BLOCKS: Final = """
+select first_key, size, first_sequence from {schema}.block
+where entity_no = $1 and sub_queue = $2::smallint and first_key < $4 and first_key + size > $3
+order by first_key
+"""
+BLOCK_AT: Final = """
+select max(b.first_key)
+from {schema}.block b
+cross join lateral (
+    select m.enqueued_ms from {schema}.message m
+    where m.row_key >= b.first_key and m.row_key < b.first_key + b.size
+    order by m.row_key limit 1
+) as first
+where b.entity_no = $1 and b.sub_queue = $2::smallint and b.first_key < $3
+  and first.enqueued_ms < $4
+"""
+"""The last block that begins before a time: the first row from then on is in it or in the next."""
+POSITION_AT: Final = """
+select row_key from {schema}.message
+where row_key >= $1 and row_key < $2 and enqueued_ms >= $3
+order by row_key limit 1
+"""
+_CHUNK: Final = """
+with measured as (
+    select m.row_key, m.enqueued_ms, m.envelope, {sequence} as sequence,
+           case when $7::boolean then m.application_properties end as application_properties,
+           case when $8::boolean then m.body end as body,
+           case when $8::boolean then m.body_id end as body_id,
+           octet_length(m.envelope)
+           + case when $7::boolean then coalesce(octet_length(m.application_properties), 0)
+                  else 0
+             end
+           + case when not $8::boolean then 0
+                  when m.body_id is null then coalesce(octet_length(m.body), 0)
+                  else (
+                      select coalesce(sum(octet_length(b.data)), 0) from {schema}.body b
+                      where b.body_id = m.body_id
+                  )
+             end as size_bytes
+    from {schema}.message m {join}
+    where m.row_key >= $1 and m.row_key < $2
+    order by m.row_key
+    limit $3
+), page as (
+    select *, sum(size_bytes) over (order by row_key rows unbounded preceding) - size_bytes
+              as bytes_before
+    from measured
+), chunk as materialized (
+    select row_key, sequence, enqueued_ms, envelope, application_properties,
+           case when body_id is null then body
+                else (
+                    select string_agg(b.data, ''::bytea order by b.chunk) from {schema}.body b
+                    where b.body_id = page.body_id
+                )
+           end as body
+    from page
+    where bytes_before < $4
+)
+select count(*) as count, coalesce(max(row_key), 0) as last_position, (
+           select coalesce(
+               (
+                   select low from {schema}.low_mark
+                   where entity_no = $5 and sub_queue = $6::smallint
+               ), 0
+           )
+       ) as low,
+       string_agg(int8send(row_key), ''::bytea) as positions,
+       string_agg({sent_sequence}, ''::bytea) as sequences,
+       string_agg(int8send(enqueued_ms), ''::bytea) as enqueued,
+       string_agg(int4send(octet_length(envelope)), ''::bytea) as envelope_lengths,
+       string_agg(envelope, ''::bytea) as envelopes,
+       string_agg(
+           case when application_properties is null then '\\x00'::bytea else '\\x01'::bytea end,
+           ''::bytea
+       ) as has_properties,
+       string_agg(
+           int4send(coalesce(octet_length(application_properties), 0)), ''::bytea
+       ) as property_lengths,
+       string_agg(application_properties, ''::bytea) as properties,
+       string_agg(
+           case when body is null then '\\x00'::bytea else '\\x01'::bytea end, ''::bytea
+       ) as has_body,
+       string_agg(int4send(coalesce(octet_length(body), 0)), ''::bytea) as body_lengths,
+       string_agg(body, ''::bytea) as bodies
+from chunk
+"""
+CHUNK: Final = (
+    _CHUNK.replace("{sequence}", "null::bigint")
+    .replace("{join}", "")
+    .replace("{sent_sequence}", "null::bytea")
+)
+CHUNK_KEPT: Final = (
+    _CHUNK.replace("{sequence}", "k.sequence")
+    .replace("{join}", "left join {schema}.kept k on k.row_key = m.row_key")
+    .replace("{sent_sequence}", "int8send(coalesce(sequence, 0))")
+)
+"""Outside ACTIVE the number of a row is in `kept`."""
