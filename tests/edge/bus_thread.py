@@ -35,6 +35,7 @@ from postbus.broker.access.own_names import OwnNames
 from postbus.broker.access.sealing import KeySeal
 from postbus.broker.administration import Administration
 from postbus.broker.audit import Audit
+from postbus.broker.bulk import BulkAccess
 from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.namespace import Namespace
@@ -59,6 +60,7 @@ from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
+from postbus.edge.bulk.handler import BulkHandler
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
 from postbus.edge.port_multiplexer import PortMultiplexer
 from postbus.edge.runtime.handler import RuntimeHandler
@@ -267,6 +269,9 @@ class BusThread:
             administration=administration,
             runtime=runtime,
             websocket=WebSocketHandler(self.listener),
+            bulk=BulkHandler(
+                self.router, BulkAccess(self._hosts, 1_700_000_000_000), http_authorizer
+            ),
         )
         self.front = PortMultiplexer(self.listener, self.http, tasks)
 

@@ -29,6 +29,7 @@ from postbus.broker.administration import (
     Administration,
 )
 from postbus.broker.audit import Audit
+from postbus.broker.bulk import BulkAccess
 from postbus.broker.catalog.catalog import Catalog
 from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import Directory
@@ -429,6 +430,7 @@ class Bus:
     ) -> None:
         inside = Inside(
             router=router,
+            bulk=BulkAccess(self._hosts, opened.created_ms),
             namespace=opened.namespace,
             administration=self.administration,
             authorizer=self._authorizer,

@@ -22,6 +22,7 @@ from postbus.broker.access.authz import Authorizer
 from postbus.broker.access.own_names import OwnNames
 from postbus.broker.administration import Administration
 from postbus.broker.audit import Audit
+from postbus.broker.bulk import BulkAccess
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.router import Router
@@ -32,6 +33,7 @@ from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
+from postbus.edge.bulk.handler import BulkHandler
 from postbus.edge.certificates import CertificateUnusable, ReloadingContext, Renewal, TlsFiles
 from postbus.edge.control.authorization import TokenFileError
 from postbus.edge.port_multiplexer import PortMultiplexer
@@ -66,6 +68,7 @@ class Inside:
     """Objects behind the listeners. `created_ms`: creation time of the namespace, in real time."""
 
     router: Router
+    bulk: BulkAccess
     namespace: Namespace
     administration: Administration
     authorizer: Authorizer
@@ -155,6 +158,7 @@ class Listeners:
             administration=administration,
             runtime=self._runtime,
             websocket=WebSocketHandler(self._amqp),
+            bulk=BulkHandler(inside.router, inside.bulk, http_authorizer),
             is_healthy=inside.readiness.is_ready,
             names=inside.names if is_loopback(settings.host) else None,
         )

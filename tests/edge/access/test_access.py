@@ -24,6 +24,7 @@ from azure.servicebus.exceptions import (
 
 from postbus.contract.entities import NamespaceProperties, QueueProperties, Right
 from postbus.edge.amqp.management_node import OF_SUB_QUEUES, ManagementContext, ManagementNode
+from postbus.edge.bulk.requests import Action as BulkAction
 from postbus.edge.runtime.requests import Action
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.message.codec import Described, Uint, Ulong, encode_value
@@ -268,6 +269,15 @@ HTTP: dict[tuple[str, str], tuple[str, str, str, bytes]] = {
     ("HTTP", "complete"): ("http", "DELETE", f"/{QUEUE}/messages/1/{LOCK}", b""),
     ("HTTP", "unlock"): ("http", "PUT", f"/{QUEUE}/messages/1/{LOCK}", b""),
     ("HTTP", "renew"): ("http", "POST", f"/{QUEUE}/messages/1/{LOCK}", b""),
+    ("bulk", "ranges"): ("http", "GET", f"/{QUEUE}/$bulk/ranges", b""),
+    ("bulk", "rows"): ("http", "GET", f"/{QUEUE}/$bulk/rows", b""),
+    ("bulk", "get"): ("http", "GET", f"/{QUEUE}/$bulk/groups/absent", b""),
+    ("bulk", "claim"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/claim", b""),
+    ("bulk", "plan"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/plan", b""),
+    ("bulk", "settle"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/settle", b""),
+    ("bulk", "put"): ("http", "PUT", f"/{QUEUE}/$bulk/groups/put-{{shown}}", b""),
+    ("bulk", "reset"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/reset", b""),
+    ("bulk", "drop"): ("http", "DELETE", f"/{QUEUE}/$bulk/groups/absent", b""),
     ("administration", "root"): ("http", "GET", "/", b""),
     ("administration", "rules"): ("http", "GET", "/absent/Subscriptions/s/Rules", b""),
     ("administration", "read"): ("http", "GET", f"/{QUEUE}?api-version=2021-05", b""),
@@ -295,7 +305,7 @@ def test_access_follows_every_cell_of_the_table(bus: ControlledBus, cell: Cell) 
         outcome = OVER_AMQP[cell.listener](bus, shown, cell.attempt)
     else:
         title, method, path, body = HTTP[cell.listener, cell.attempt]
-        path = path.replace("{shown}", cell.shown.replace(" ", "-"))
+        path = path.replace("{shown}", cell.shown.replace(" ", "-").lower())
         token = "" if cell.listener == "health" and not shown.token else shown.token
         if cell.listener == "health":
             token = ""
@@ -336,6 +346,9 @@ def test_table_names_every_attempt() -> None:
     )
     assert {attempt for listener, attempt in named if listener == "HTTP"} == {
         each.value for each in Action
+    }
+    assert {attempt for listener, attempt in named if listener == "bulk"} == {
+        each.value for each in BulkAction
     }
 
 
@@ -507,7 +520,29 @@ def call_with_scope(bus: ControlledBus, scope: str, method: str, path: str) -> s
     return str(bus.caller.call(method, path, token=token).status)
 
 
+def claim_own_group(bus: ControlledBus) -> str:
+    """Make a group, and claim it with a token for nothing else."""
+    groups = f"/{QUEUE}/$bulk/groups"
+    everything = signed("sb://localhost")
+    assert ask(bus, "PUT", f"{groups}/lake", Authorization=everything)[0] in (200, 201)
+    return str(ask(bus, "POST", f"{groups}/lake/claim", Authorization=signed(OF_GROUP))[0])
+
+
+def use_a_group_token(bus: ControlledBus) -> str:
+    requests = (
+        ("POST", f"/{QUEUE}/$bulk/groups/pond/claim"),
+        ("GET", f"/{QUEUE}/$bulk/ranges?group=pond"),
+        ("GET", f"/{QUEUE}/$bulk/ranges"),
+        ("POST", f"/{QUEUE}/messages"),
+        ("POST", f"/{QUEUE}/messages/head?timeout=0"),
+        ("GET", f"/{QUEUE}"),
+    )
+    return " ".join({str(ask(bus, *each, Authorization=signed(OF_GROUP))[0]) for each in requests})
+
+
 FOREIGN = "evil.example"
+OF_GROUP = f"sb://localhost/{QUEUE}/$bulk/groups/lake"
+GROUP_TOKEN = f"token for `{QUEUE}/$bulk/groups/lake`"
 BARE = "token for the bare host of the bus"
 EXPIRED = "token that has expired"
 OPERATIONS = {f"com.microsoft:{name}" for name in NODE._operations}
@@ -539,6 +574,11 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
         "read a definition",
     ): lambda bus: str(
         ask(bus, "GET", f"/{QUEUE}", Host=FOREIGN, Authorization=signed("sb://localhost"))[0]
+    ),
+    (GROUP_TOKEN, "claim that group"): claim_own_group,
+    (GROUP_TOKEN, "claim another group, send or receive, over HTTP"): use_a_group_token,
+    (GROUP_TOKEN, "send over AMQP"): lambda bus: by_sdk(
+        bus, Shown(signed(OF_GROUP), "", ""), "send"
     ),
     ("token for a dead-letter queue", "requests about its messages"): lambda bus: requests_of(
         bus, OPERATIONS & OF_SUB_QUEUES

@@ -1,8 +1,8 @@
 """HTTP of the data ports: dispatch of requests, limits of their cost, and errors.
 
 `port_multiplexer` hands connections over. The server chooses the handler (administration, runtime,
-WebSocket, health) and does not interpret requests. A handler refuses with `HttpRefused`; any other
-exception is an error of ours.
+bulk, WebSocket, health) and does not interpret requests. A handler refuses with `HttpRefused`; any
+other exception is an error of ours.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ CLOSE: Final = {"Connection": "close"}
 ADMINISTRATION: Final = "administration"
 RUNTIME: Final = "runtime"
 WEBSOCKET: Final = "websocket"
+BULK: Final = "bulk"
+BULK_PATH: Final = re.compile(r"/\$bulk(/|$)", re.IGNORECASE)
 HEALTH: Final = "health"
 HEALTHY: Final = {"status": "healthy", "message": "Service is healthy."}
 UNHEALTHY: Final = {
@@ -112,6 +114,7 @@ class HttpServer:
         administration: HttpHandler | None = None,
         runtime: HttpHandler | None = None,
         websocket: HttpHandler | None = None,
+        bulk: HttpHandler | None = None,
         is_healthy: Callable[[], Awaitable[bool]] = _always,
         names: OwnNames | None = None,
     ) -> None:
@@ -126,6 +129,7 @@ class HttpServer:
             ADMINISTRATION: administration,
             RUNTIME: runtime,
             WEBSOCKET: websocket,
+            BULK: bulk,
         }
         self._is_healthy = is_healthy
         self.accepted_count = 0
@@ -237,6 +241,8 @@ def _api_of(request: web.BaseRequest) -> str:
         return WEBSOCKET
     if path == "/health" and "Authorization" not in request.headers:
         return HEALTH
+    if BULK_PATH.search(request.raw_path.partition("?")[0]):
+        return BULK
     return RUNTIME if _is_about_messages(request) else ADMINISTRATION
 
 

@@ -1,0 +1,387 @@
+"""Reader groups and reads of ranges over the partitions of an entity (ADR 42).
+
+Called by the bulk API. The partitions of an entity do not know each other: the home decides about a
+group, and its decision is passed on to the cursors of all partitions before the answer. A call that
+fails between the two is repeated by its caller; until then cursors lag behind the home, which only
+keeps messages for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+from postbus.broker.address import Address
+from postbus.broker.partition.host import Host
+from postbus.broker.placement import SPREAD
+from postbus.broker.spread.replies import away
+from postbus.entity.commands import Refusal, Refused, SubQueue
+from postbus.entity.expects import Expects, R
+from postbus.entity.group_commands import (
+    ClaimGroup,
+    Cursor,
+    DropGroup,
+    FollowHome,
+    GroupKind,
+    ListRanges,
+    Plan,
+    PlanRange,
+    PutGroup,
+    Ranges,
+    RangesListed,
+    ResetGroup,
+    SettleRange,
+)
+from postbus.store.bulk_reads import Block, Columns
+from postbus.store.errors import StoreUnavailable
+
+Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
+
+MAX_SPLITS: Final = 1_024
+
+
+class BulkRefused(Exception):
+    """A call was refused; nothing was done, or what was done can be repeated."""
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+        super().__init__(refused.detail)
+
+
+class RowsMissing(Exception):
+    """Rows of a range were deleted, because their retention ended before they were read."""
+
+    def __init__(self, partition_id: int, position: int, low: int) -> None:
+        super().__init__(
+            f"messages below position {low} of partition {partition_id} are deleted, and the reader"
+            f" goes on at {position}: reset the group to accept that, or keep a longer history"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group as its home has it. `is_new`: the call created it."""
+
+    name: str
+    cursor: Cursor
+    plan: Plan
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRanges:
+    """The readable part of a partition; see `contract.bulk.PartitionRange`."""
+
+    partition_id: int
+    low: int
+    next_position: int
+    live: int
+    average_bytes: int
+    splits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowChunk:
+    """Some rows of a range. `offset`: in ACTIVE a number is its position plus this."""
+
+    columns: Columns
+    offset: int
+
+
+class BulkAccess:
+    """See the module's docstring. A call that is refused raises `BulkRefused`."""
+
+    def __init__(self, hosts: Sequence[Host], created_ms: int) -> None:
+        """Take the hosts of all partitions in order, and the time when the bus was created."""
+        self._hosts = hosts
+        self._created_ms = created_ms
+
+    def generation(self, address: Address) -> str:
+        """Return what changes when an entity is deleted and created again."""
+        return f"{self._created_ms}/{address.entity_no}"
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    async def put_group(self, address: Address, name: str, start: Start) -> Group:
+        """Create a group, or return the existing one; completes an interrupted creation."""
+        home = self._home(address)
+        starts = await self._positions(address, start)
+        puts = await asyncio.gather(
+            *(
+                self._call(
+                    host, PutGroup(*_place(address), name, GroupKind.TAP, starts.get(number))
+                )
+                for number, host in self._partitions(address).items()
+            )
+        )
+        cursors = dict(zip(self._partitions(address), (put.cursor for put in puts), strict=True))
+        if cursors[home.partition_id].plan is not None:
+            return await self._followed(address, name, cursors[home.partition_id])
+        # Rows may have been deleted before the cursor was there; from now on they stay.
+        lows = await self._lows(address)
+        positions = {number: max(cursors[number].settled, lows[number]) for number in cursors}
+        first = ResetGroup(*_place(address), name, positions, is_first=True)
+        decided = await self._call(home, first)
+        return await self._followed(address, name, decided.cursor, is_new=True)
+
+    async def group(self, address: Address, name: str) -> Group:
+        """Return a group."""
+        listed = await self._call(self._home(address), ListRanges(*_place(address), name))
+        return _group(name, listed.cursor)
+
+    async def drop_group(self, address: Address, name: str) -> bool:
+        """Delete a group, its home last so that it can be repeated; return whether it existed."""
+        home = self._home(address)
+        others = [host for host in self._partitions(address).values() if host is not home]
+        command = DropGroup(*_place(address), name)
+        await asyncio.gather(*(self._call(host, command) for host in others))
+        return (await self._call(home, command)).existed
+
+    async def reset_group(self, address: Address, name: str, start: Start) -> Group:
+        """Let a group go on elsewhere; its reader is refused from then on."""
+        await self.group(address, name)
+        lows = await self._lows(address)
+        ends = await self._ends(address)
+        wanted = await self._positions(address, start)
+        if wanted and wanted.keys() != lows.keys():
+            text = f"name a position of each of the partitions {sorted(lows)}"
+            raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
+        positions = {
+            number: min(max(wanted.get(number, ends[number]), lows[number]), ends[number])
+            for number in lows
+        }
+        decided = await self._call(
+            self._home(address), ResetGroup(*_place(address), name, positions)
+        )
+        return await self._followed(address, name, decided.cursor)
+
+    async def claim_group(self, address: Address, name: str, reader: str) -> Group:
+        """Claim a group for a reader; earlier ones are refused from then on."""
+        decided = await self._call(self._home(address), ClaimGroup(*_place(address), name, reader))
+        return await self._followed(address, name, decided.cursor)
+
+    async def plan_ranges(self, address: Address, name: str, epoch: int, ranges: Ranges) -> Group:
+        """Plan to read ranges, which settles the plan before."""
+        ends = await self._ends(address)
+        for number, (_, end) in ranges.items():
+            if end > ends.get(number, end):
+                text = f"the bus has no position {end} of partition {number}: it was restored"
+                raise BulkRefused(Refused(Refusal.BUS_RESTORED, text))
+        decided = await self._call(
+            self._home(address), PlanRange(*_place(address), name, epoch, ranges)
+        )
+        return await self._followed(address, name, decided.cursor)
+
+    async def settle_plan(self, address: Address, name: str, epoch: int, number: int) -> Group:
+        """Record that a plan is processed."""
+        decided = await self._call(
+            self._home(address), SettleRange(*_place(address), name, epoch, number)
+        )
+        return await self._followed(address, name, decided.cursor)
+
+    async def _followed(
+        self, address: Address, name: str, cursor: Cursor, *, is_new: bool = False
+    ) -> Group:
+        """Pass a decision of the home on to all partitions."""
+        group = _group(name, cursor, is_new=is_new)
+        partitions = self._partitions(address)
+        if group.plan.ranges.keys() != partitions.keys():
+            text = "the partitions of the entity differ from those of the group: create it again"
+            raise BulkRefused(Refused(Refusal.CONFLICT, text))
+        await asyncio.gather(
+            *(
+                self._call(
+                    host,
+                    FollowHome(
+                        *_place(address),
+                        name,
+                        cursor.epoch,
+                        cursor.reader,
+                        group.plan.settled_at(number),
+                    ),
+                )
+                for number, host in partitions.items()
+                if len(partitions) > 1
+            )
+        )
+        return group
+
+    # --- ranges ---------------------------------------------------------------------------------
+
+    async def ranges(self, address: Address, splits: int) -> list[PartitionRanges]:
+        """Return what can be read of each partition, divided into about `splits` equal parts."""
+        return list(
+            await asyncio.gather(
+                *(
+                    self._ranges_of(address, host, min(max(splits, 1), MAX_SPLITS))
+                    for host in self._partitions(address).values()
+                )
+            )
+        )
+
+    async def _ranges_of(self, address: Address, host: Host, splits: int) -> PartitionRanges:
+        listed = await self._call(host, ListRanges(*_place(address)))
+        with _store_errors():
+            low = await host.bulk.low_mark(*_place(address))
+            blocks = await host.bulk.blocks(*_place(address), low, listed.next_position)
+        return PartitionRanges(
+            host.partition_id,
+            low,
+            listed.next_position,
+            listed.live,
+            listed.average_bytes,
+            _splits(blocks, splits),
+        )
+
+    async def rows(
+        self,
+        address: Address,
+        partition_id: int,
+        first: int,
+        end: int,
+        *,
+        group: str,
+        epoch: int,
+        with_properties: bool,
+        with_body: bool,
+    ) -> AsyncGenerator[RowChunk]:
+        """Yield the rows of a range in order.
+
+        Raises `BulkRefused`, and `RowsMissing` if some were deleted, also after the first chunk.
+        """
+        host = self._partitions(address).get(partition_id)
+        if host is None:
+            text = f"the entity has no partition {partition_id}"
+            raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
+        listed = await self._call(host, ListRanges(*_place(address), group))
+        _check_reader(listed, group, epoch)
+        if end > listed.next_position:
+            text = f"the bus has no position {end} of partition {partition_id}: it was restored"
+            raise BulkRefused(Refused(Refusal.BUS_RESTORED, text))
+        with _store_errors():
+            blocks = await host.bulk.blocks(*_place(address), first, end)
+        for block in blocks:
+            rest = block
+            while rest.first < rest.end:
+                with _store_errors():
+                    chunk = await host.bulk.read(
+                        *_place(address),
+                        rest,
+                        listed.average_bytes,
+                        with_properties=with_properties,
+                        with_body=with_body,
+                    )
+                if chunk.low > rest.first:
+                    raise RowsMissing(partition_id, rest.first, chunk.low)
+                if not chunk.row_count:
+                    break
+                yield RowChunk(chunk, block.offset)
+                rest = rest._replace(first=chunk.last_position + 1)
+        if not blocks and first < end:
+            with _store_errors():
+                low = await host.bulk.low_mark(*_place(address))
+            if low > first:
+                raise RowsMissing(partition_id, first, low)
+
+    async def _positions(self, address: Address, start: Start) -> dict[int, int]:
+        """Return a position of each partition; none for `latest`."""
+        if start == "latest":
+            return {}
+        if start == "earliest":
+            return await self._lows(address)
+        if not isinstance(start, datetime):
+            assert not isinstance(start, str)
+            return dict(start)
+        time_ms = int(start.timestamp() * 1_000)
+        ends = await self._ends(address)
+        found = {}
+        for number, host in self._partitions(address).items():
+            with _store_errors():
+                found[number] = await host.bulk.position_at(*_place(address), time_ms, ends[number])
+        return found
+
+    async def _lows(self, address: Address) -> dict[int, int]:
+        lows = {}
+        for number, host in self._partitions(address).items():
+            await self._call(host, ListRanges(*_place(address)))  # loads the partition
+            with _store_errors():
+                lows[number] = await host.bulk.low_mark(*_place(address))
+        return lows
+
+    async def _ends(self, address: Address) -> dict[int, int]:
+        """Return the position behind the last message of each partition."""
+        partitions = self._partitions(address)
+        listed = await asyncio.gather(
+            *(self._call(host, ListRanges(*_place(address))) for host in partitions.values())
+        )
+        return dict(zip(partitions, (each.next_position for each in listed), strict=True))
+
+    # --- partitions -----------------------------------------------------------------------------
+
+    def _partitions(self, address: Address) -> dict[int, Host]:
+        if address.partition_id == SPREAD:
+            return dict(enumerate(self._hosts))
+        return {address.partition_id: self._hosts[address.partition_id]}
+
+    def _home(self, address: Address) -> Host:
+        return next(iter(self._partitions(address).values()))
+
+    async def _call(self, host: Host, command: Expects[R]) -> R:
+        """Return the reply of a partition; raises `BulkRefused`."""
+        if (refused := away(host)) is not None:
+            raise BulkRefused(refused)
+        reply = await host.call(command)
+        if isinstance(reply, Refused):
+            raise BulkRefused(reply)
+        return reply
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """Raise `BulkRefused` for a store that is unavailable."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        text = f"the store cannot be read: {error}"
+        raise BulkRefused(Refused(Refusal.NOT_APPLIED, text)) from error
+
+
+def _place(address: Address) -> tuple[int, SubQueue]:
+    return address.entity_no, address.sub_queue
+
+
+def _group(name: str, cursor: Cursor | None, *, is_new: bool = False) -> Group:
+    if cursor is None or cursor.plan is None:
+        text = f"there is no reader group {name}: create it first, with postbus groups create"
+        raise BulkRefused(Refused(Refusal.GROUP_NOT_FOUND, text))
+    return Group(name, cursor, cursor.plan, is_new)
+
+
+def _check_reader(listed: RangesListed, name: str, epoch: int) -> None:
+    if listed.cursor is None:
+        text = f"there is no reader group {name}: create it first, with postbus groups create"
+        raise BulkRefused(Refused(Refusal.GROUP_NOT_FOUND, text))
+    if epoch != listed.cursor.epoch:
+        who = listed.cursor.reader or "another reader"
+        text = f"{who} claimed the reader group {name}, its epoch is {listed.cursor.epoch}"
+        raise BulkRefused(Refused(Refusal.GROUP_FENCED, text))
+
+
+def _splits(blocks: Sequence[Block], count: int) -> tuple[int, ...]:
+    """Return positions that divide the keys of blocks into parts of about equal size."""
+    total = sum(block.end - block.first for block in blocks)
+    found: list[int] = []
+    passed = 0
+    for block in blocks:
+        size = block.end - block.first
+        while len(found) < count - 1:
+            wanted = total * (len(found) + 1) // count
+            if wanted >= passed + size:
+                break
+            found.append(block.first + wanted - passed)
+        passed += size
+    return tuple(found)

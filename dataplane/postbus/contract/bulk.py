@@ -1,0 +1,178 @@
+"""Bodies of the bulk API: reader groups and the ranges that they read.
+
+Paths are below `/{entity}/$bulk/` on the port for messages. Rows are not JSON: `columns` of an
+Arrow stream, as `ROW_COLUMNS` lists them. Positions are opaque: they order the messages of a
+sub-queue in one partition, and ranges are half-open. Source: ADR 42.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from postbus.contract.control import Body, ResponseBody
+from postbus.contract.control_messages import SubQueueName
+
+GROUP_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,127}$"
+"""Tokens are for paths, and paths are compared in lower case."""
+
+MAX_POSITION: Final = 2**63 - 1
+MAX_PARTITIONS: Final = 64
+MAX_READER_CHARS: Final = 200
+
+ROW_FORMAT: Final = "1"
+"""Version of the stored columns, in the schema's metadata under `ROW_FORMAT_KEY`."""
+ROW_FORMAT_KEY: Final = "postbus.row_format"
+ENTITY_KEY: Final = "postbus.entity"
+GENERATION_KEY: Final = "postbus.generation"
+PARTITION_KEY: Final = "postbus.partition"
+
+ROW_COLUMNS: Final = (
+    "position",
+    "sequence_number",
+    "enqueued_ms",
+    "envelope",
+    "application_properties",
+    "body",
+)
+"""Columns of a stream of rows, in this order; a reader may choose some of them.
+
+`position`, `sequence_number` and `enqueued_ms` (milliseconds since the epoch) are int64; the others
+binary: `envelope` as `message.rows` packs it, the others whole AMQP sections, null when absent.
+"""
+
+Position = Annotated[int, Field(ge=0, le=MAX_POSITION)]
+PartitionNumber = Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
+Positions = Annotated[
+    dict[PartitionNumber, Position], Field(min_length=1, max_length=MAX_PARTITIONS)
+]
+RangesByPartition = Annotated[
+    dict[PartitionNumber, tuple[Position, Position]],
+    Field(min_length=1, max_length=MAX_PARTITIONS),
+]
+Start = Literal["earliest", "latest"]
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+class PutReaderGroup(Body):
+    """A reader group to create.
+
+    `start`: `earliest` begins with the oldest message that is there, `latest` behind the newest, a
+    time with the messages enqueued from then on. An existing group stays where it is.
+    """
+
+    sub_queue: SubQueueName = "main"
+    kind: Literal["tap"] = "tap"
+    start: Start | datetime = "latest"
+
+
+class ResetReaderGroup(Body):
+    """A new place for an existing group; its reader is refused from then on."""
+
+    sub_queue: SubQueueName = "main"
+    start: Start | datetime | Positions
+
+
+class ClaimReaderGroup(Body):
+    """A claim. `reader` is who claims, for people: the refusal of an earlier reader names it."""
+
+    sub_queue: SubQueueName = "main"
+    reader: str = Field("", max_length=MAX_READER_CHARS)
+
+
+class PlanRanges(Body):
+    """Ranges to read, one of each partition, from the ends of the last plan on."""
+
+    sub_queue: SubQueueName = "main"
+    epoch: int = Field(ge=0, le=MAX_POSITION)
+    ranges: RangesByPartition
+
+
+class SettlePlan(Body):
+    """The number of a plan that is processed."""
+
+    sub_queue: SubQueueName = "main"
+    epoch: int = Field(ge=0, le=MAX_POSITION)
+    number: int = Field(ge=0, le=MAX_POSITION)
+
+
+# --- responses ----------------------------------------------------------------------------------
+
+
+class ShownPlan(ResponseBody):
+    """A plan. `attempts`: readers that planned it, each after its own claim."""
+
+    number: int
+    ranges: dict[int, tuple[int, int]]
+    attempts: int
+    is_settled: bool
+
+
+class ReaderGroup(ResponseBody):
+    """A reader group: its last claim and its plan.
+
+    The next plan begins at the ends of this one's ranges. `created`: by this request.
+    """
+
+    entity: str
+    sub_queue: SubQueueName
+    name: str
+    kind: Literal["tap"]
+    generation: str
+    epoch: int
+    reader: str
+    plan: ShownPlan
+    created: bool = False
+
+
+class PartitionRange(ResponseBody):
+    """The readable part of one partition.
+
+    `low`: the position from which on no message is missing; `next_position`: the one behind the
+    last message. `splits`: positions between them that divide the messages into about equal parts.
+    `messages`: messages that are not settled, an estimate of what a read from `low` finds at least.
+    """
+
+    partition: int
+    low: int
+    next_position: int
+    messages: int
+    average_bytes: int
+    splits: tuple[int, ...]
+
+
+class ReadableRanges(ResponseBody):
+    """The readable parts of an entity's sub-queue, and a group if one was named.
+
+    `generation` changes when the entity is deleted and created again: positions of another
+    generation mean nothing.
+    """
+
+    entity: str
+    sub_queue: SubQueueName
+    generation: str
+    partitions: tuple[PartitionRange, ...]
+    group: ReaderGroup | None = None
+
+
+class BulkProblem(ResponseBody):
+    """A refusal. `code` is for programs, `detail` for people: it says what to do."""
+
+    code: Literal[
+        "InvalidRequest",
+        "EntityNotFound",
+        "GroupNotFound",
+        "Fenced",
+        "StaleCheckpoint",
+        "BusRestored",
+        "DataLoss",
+        "NotAllowed",
+        "QuotaExceeded",
+        "Unavailable",
+        "TooManyReaders",
+    ]
+    detail: str

@@ -1,0 +1,1 @@
+"""The bulk API: reader groups, and ranges of rows as Arrow streams."""

@@ -1,0 +1,294 @@
+"""The bulk API: reader groups, and ranges of rows as Arrow streams (ADR 42).
+
+Serves `/{entity}/$bulk/…` on the ports for messages. Listen reads, claims, plans and settles;
+Manage makes, resets and drops groups, since a group holds disk space. A token may be for one group
+only (`orders/$bulk/groups/lake`): it then works nowhere else. A stream is complete only with the
+marker that ends it, so that a reader never takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from aiohttp import web
+
+from postbus.broker.access.authz import Grant
+from postbus.broker.address import Address
+from postbus.broker.bulk import BulkAccess, BulkRefused, Group, RowsMissing
+from postbus.broker.router import Router
+from postbus.contract.bulk import (
+    ENTITY_KEY,
+    GENERATION_KEY,
+    PARTITION_KEY,
+    ClaimReaderGroup,
+    PartitionRange,
+    PlanRanges,
+    PutReaderGroup,
+    ReadableRanges,
+    ReaderGroup,
+    ResetReaderGroup,
+    SettlePlan,
+    ShownPlan,
+)
+from postbus.contract.control import ResponseBody
+from postbus.contract.entities import EntityKind, Right
+from postbus.edge.access.shares import Limit, Shares
+from postbus.edge.bulk.arrow_stream import END_OF_STREAM, ArrowStream, is_available
+from postbus.edge.bulk.requests import (
+    NAMES,
+    SUB_QUEUES,
+    Action,
+    BulkError,
+    BulkPath,
+    parse,
+    read_body,
+    refusal_of,
+)
+from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
+from postbus.edge.web.http_server import read_limited
+from postbus.entity.commands import Refusal, Refused, SubQueue
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 64 << 10
+"""A plan over all partitions has less than 4 KB."""
+
+MAX_STREAMS: Final = 16
+"""Streams of rows at once, of which one key has at most half: each holds a chunk of about 1 MiB.
+Our choice: they share one connection to each store."""
+
+WRITE_S: Final = 60.0
+"""Time for a reader to take a chunk. Our choice: a task of Spark may wait for its sink."""
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+MANAGED: Final = frozenset({Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET})
+NO_ARROW: Final = "this broker has no pyarrow: install postbus with the extra `bulk`"
+
+Handling: TypeAlias = Callable[[web.BaseRequest, BulkPath, Grant], Awaitable[web.StreamResponse]]
+
+
+class BulkHandler:
+    """Answers the requests of all connections."""
+
+    def __init__(self, router: Router, access: BulkAccess, authorizer: HttpAuthorizer) -> None:
+        self._router = router
+        self._access = access
+        self._authorizer = authorizer
+        self._streams = Shares(Limit(MAX_STREAMS))
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; raises `HttpRefused` for a missing right only."""
+        try:
+            target = parse(request.method, request.raw_path)
+            needed = Right.MANAGE if target.action in MANAGED else Right.LISTEN
+            grant = await self._authorizer.authorize(
+                request, target.path, needed, below=target.below
+            )
+            return await self._handling_of(target.action)(request, target, grant)
+        except BulkError as error:
+            return error.answer()
+        except BulkRefused as error:
+            return refusal_of(error.refused, request.path).answer()
+        except RowsMissing as error:
+            return BulkError(410, "DataLoss", str(error)).answer()
+
+    def _handling_of(self, action: Action) -> Handling:
+        match action:
+            case Action.RANGES:
+                return self._ranges
+            case Action.ROWS:
+                return self._rows
+            case Action.PUT_GROUP:
+                return self._put
+            case Action.GET_GROUP:
+                return self._get
+            case Action.DROP_GROUP:
+                return self._drop
+            case Action.CLAIM:
+                return self._claim
+            case Action.PLAN:
+                return self._plan
+            case Action.SETTLE:
+                return self._settle
+            case Action.RESET:
+                return self._reset
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    async def _put(
+        self, request: web.BaseRequest, target: BulkPath, _: Grant
+    ) -> web.StreamResponse:
+        said = read_body(await read_limited(request, MAX_BODY_BYTES), PutReaderGroup)
+        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
+        group = await self._access.put_group(address, target.group, said.start)
+        return _json(self._shown(address, group), 201 if group.is_new else 200)
+
+    async def _get(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
+        address = await self._resolve(target, target.sub_queue)
+        group = await self._access.group(address, target.group)
+        return _json(self._shown(address, group))
+
+    async def _drop(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
+        address = await self._resolve(target, target.sub_queue)
+        if not await self._access.drop_group(address, target.group):
+            raise BulkError(404, "GroupNotFound", f"there is no reader group {target.group}")
+        return web.Response(status=204)
+
+    async def _reset(
+        self, request: web.BaseRequest, target: BulkPath, _: Grant
+    ) -> web.StreamResponse:
+        said = read_body(await read_limited(request, MAX_BODY_BYTES), ResetReaderGroup)
+        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
+        group = await self._access.reset_group(address, target.group, said.start)
+        return _json(self._shown(address, group))
+
+    async def _claim(
+        self, request: web.BaseRequest, target: BulkPath, _: Grant
+    ) -> web.StreamResponse:
+        said = read_body(await read_limited(request, MAX_BODY_BYTES), ClaimReaderGroup)
+        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
+        reader = said.reader if said.reader.isprintable() else ""
+        group = await self._access.claim_group(address, target.group, reader)
+        return _json(self._shown(address, group))
+
+    async def _plan(
+        self, request: web.BaseRequest, target: BulkPath, _: Grant
+    ) -> web.StreamResponse:
+        said = read_body(await read_limited(request, MAX_BODY_BYTES), PlanRanges)
+        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
+        group = await self._access.plan_ranges(address, target.group, said.epoch, said.ranges)
+        return _json(self._shown(address, group))
+
+    async def _settle(
+        self, request: web.BaseRequest, target: BulkPath, _: Grant
+    ) -> web.StreamResponse:
+        said = read_body(await read_limited(request, MAX_BODY_BYTES), SettlePlan)
+        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
+        group = await self._access.settle_plan(address, target.group, said.epoch, said.number)
+        return _json(self._shown(address, group))
+
+    def _shown(self, address: Address, group: Group) -> ReaderGroup:
+        cursor, plan = group.cursor, group.plan
+        return ReaderGroup(
+            entity=address.name,
+            sub_queue=NAMES[address.sub_queue],
+            name=group.name,
+            kind="tap",
+            generation=self._access.generation(address),
+            epoch=cursor.epoch,
+            reader=cursor.reader,
+            plan=ShownPlan(
+                number=plan.number,
+                ranges=plan.ranges,
+                attempts=plan.attempts,
+                is_settled=plan.is_settled,
+            ),
+            created=group.is_new,
+        )
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def _ranges(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
+        address = await self._resolve(target, target.sub_queue)
+        group = None
+        if target.group:
+            group = self._shown(address, await self._access.group(address, target.group))
+        partitions = await self._access.ranges(address, target.number("splits", 1))
+        shown = ReadableRanges(
+            entity=address.name,
+            sub_queue=NAMES[address.sub_queue],
+            generation=self._access.generation(address),
+            partitions=tuple(
+                PartitionRange(
+                    partition=each.partition_id,
+                    low=each.low,
+                    next_position=each.next_position,
+                    messages=each.live,
+                    average_bytes=each.average_bytes,
+                    splits=each.splits,
+                )
+                for each in partitions
+            ),
+            group=group,
+        )
+        return _json(shown)
+
+    async def _rows(
+        self, request: web.BaseRequest, target: BulkPath, grant: Grant
+    ) -> web.StreamResponse:
+        address = await self._resolve(target, target.sub_queue)
+        if not target.group:
+            raise BulkError(400, "InvalidRequest", "group: name the reader group that reads")
+        if not is_available():
+            raise BulkError(501, "Unavailable", NO_ARROW)
+        partition, first, end = (target.number(name) for name in ("partition", "from", "to"))
+        columns = target.columns()
+        chunks = self._access.rows(
+            address,
+            partition,
+            first,
+            end,
+            group=target.group,
+            epoch=target.number("epoch"),
+            with_properties="application_properties" in columns,
+            with_body="body" in columns,
+        )
+        account = grant.account
+        if not self._streams.take(account, 1):
+            text = "too many streams of rows are open with this key: read the others first"
+            raise BulkError(429, "TooManyReaders", text, RETRY_AFTER)
+        try:
+            # What is refused at once is answered; later the connection is cut.
+            chunk = await anext(chunks, None)
+            metadata = {
+                ENTITY_KEY: address.name,
+                GENERATION_KEY: self._access.generation(address),
+                PARTITION_KEY: str(partition),
+            }
+            stream = ArrowStream(columns, metadata)
+            answer = web.StreamResponse(headers={"Content-Type": ARROW})
+            await answer.prepare(request)
+            try:
+                await _write(answer, stream.head())
+                while chunk is not None:
+                    await _write(answer, stream.batch(chunk))
+                    self._authorizer.check_again(grant, Right.LISTEN)
+                    chunk = await anext(chunks, None)
+                await _write(answer, END_OF_STREAM)
+            except (BulkRefused, RowsMissing, HttpRefused, TimeoutError) as error:
+                extra = {"entity": address.name, "reason": str(error) or "the reader is too slow"}
+                logger.info("a stream of rows was cut", extra=extra)
+                if request.transport is not None:
+                    request.transport.abort()
+            return answer
+        finally:
+            self._streams.give_back(account, 1)
+            await chunks.aclose()
+
+    async def _resolve(self, target: BulkPath, sub_queue: SubQueue) -> Address:
+        """Return the address of a sub-queue; raises `BulkError` for a topic or an unknown name."""
+        resolved: asyncio.Future[Address | None] = asyncio.get_running_loop().create_future()
+        self._router.resolve(target.path, resolved.set_result)
+        address = await resolved
+        if address is None or address.sub_queue is not SubQueue.ACTIVE:
+            raise refusal_of(Refused(Refusal.ENTITY_NOT_FOUND), target.path)
+        if address.kind is EntityKind.TOPIC:
+            text = "a topic keeps no messages: read it through a subscription of your own"
+            raise BulkError(409, "NotAllowed", text)
+        return replace(address, sub_queue=sub_queue)
+
+
+async def _write(answer: web.StreamResponse, data: bytes | memoryview) -> None:
+    """Write, at the pace of the reader; raises TimeoutError when it does not read."""
+    async with asyncio.timeout(WRITE_S):
+        await answer.write(data)
+
+
+def _json(body: ResponseBody, status: int = 200) -> web.Response:
+    text = body.model_dump_json(by_alias=True) + "\n"
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
