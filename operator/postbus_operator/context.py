@@ -20,6 +20,9 @@ class Buses(Protocol):
     async def of(self, bus: Resource) -> Any:
         """Return the session of a bus; None: it cannot be reached yet."""
 
+    def answering(self, bus: Resource) -> Any:
+        """Return the session of a bus that answers, as far as is known; None: there is none."""
+
     def failure_of(self, bus: Resource) -> BackendUnavailable:
         """Return the reason why a bus does not answer; StillConnecting: it was hardly tried."""
 

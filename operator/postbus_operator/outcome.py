@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from postbus_operator.status import ResourceStatus
@@ -23,7 +24,8 @@ class Outcome:
 
     `has_finalizer`: whether the finalizer of the operator shall be there; False releases a resource
     that is being deleted. `delete_resource`: the resource itself goes, as `onAutoDelete` says.
-    `retry_s`: seconds until the next look without an event; None: the resync suffices.
+    `retry_s`: seconds until the next look without an event; None: the resync suffices. `is_current`
+    returns whether another look would decide the same, without one; None: only a look can tell.
     """
 
     status: ResourceStatus | None
@@ -31,6 +33,7 @@ class Outcome:
     delete_resource: bool = False
     retry_s: float | None = None
     events: tuple[Event, ...] = ()
+    is_current: Callable[[], bool] | None = field(default=None, compare=False)
 
 
 class SpecInvalid(Exception):

@@ -53,6 +53,9 @@ class Sessions:
     async def of(self, _bus: Resource) -> Any:
         return self.session
 
+    def answering(self, _bus: Resource) -> Any:
+        return self.session
+
     def failure_of(self, _bus: Resource) -> BackendUnavailable:
         return BackendUnavailable("no answer")
 

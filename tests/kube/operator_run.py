@@ -34,6 +34,9 @@ class NoBuses:
     async def close(self) -> None:
         """Do nothing."""
 
+    def answering(self, bus: Resource) -> None:
+        """Return none."""
+
     def failure_of(self, bus: Resource) -> BackendUnavailable:
         return BackendUnavailable("there are no buses")
 

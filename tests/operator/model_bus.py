@@ -18,9 +18,13 @@ from postbus.contract.control import (
     ProblemType,
     QueueDescription,
     RuntimeInformation,
+    SubscriptionDefinition,
+    SubscriptionDescription,
+    TopicDescription,
 )
-from postbus.contract.entities import QueueProperties
-from postbus_operator.bus.entity_paths import EntityPath
+from postbus.contract.control_counts import EntityCounts
+from postbus.contract.entities import QueueProperties, TopicProperties, topic_of
+from postbus_operator.bus.entity_paths import EntityPath, EntityWord
 from postbus_operator.bus.view import BusView
 from postbus_operator.entities.status import NO_MESSAGES
 from postbus_operator.objects import Resource
@@ -32,7 +36,7 @@ FAR = datetime(2026, 12, 23, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Entity:
-    """A queue. `reason`: it is deleted."""
+    """An entity. `reason`: it is deleted."""
 
     name: str
     number: int
@@ -42,6 +46,7 @@ class Entity:
     messages: int = 0
     reason: str | None = None
     is_retained: bool = False
+    kind: EntityWord = "queue"
 
     @property
     def hash(self) -> str:
@@ -60,6 +65,7 @@ class ModelBus:
         self.version = 0
         self.puts = 0
         self.made: list[int] = []
+        self.counts: dict[int, EntityCounts] = {}
         self._entities: dict[int, Entity] = {}
 
     # --- sessions -------------------------------------------------------------------------------
@@ -67,14 +73,17 @@ class ModelBus:
     async def of(self, bus: Resource) -> ModelBus:
         return self
 
+    def answering(self, bus: Resource) -> ModelBus | None:
+        return None if self.trouble else self
+
     def failure_of(self, bus: Resource) -> BackendUnavailable:
         return BackendUnavailable(self.trouble or "")
 
     async def close(self) -> None:
         """Nothing is open."""
 
-    def counts_of(self, number: int) -> None:
-        return None
+    def counts_of(self, number: int) -> EntityCounts | None:
+        return self.counts.get(number)
 
     def note_put(self, path: EntityPath, answer: Applied, mark: str) -> None:
         self.view.note_put(path, answer, mark)
@@ -87,7 +96,7 @@ class ModelBus:
                     version=each.version,
                     entity_id=each.number,
                     name=each.name,
-                    kind="queue",
+                    kind=each.kind,
                     change="put" if is_put else "deleted",
                     managed_by=each.mark,
                     applied_hash=each.hash if is_put else None,
@@ -104,7 +113,7 @@ class ModelBus:
         return next((each for each in found if each.name == name), None)
 
     def change(self, name: str, **parts: Any) -> None:
-        """Change the queue of a name, if there is one."""
+        """Change the entity of a name, if there is one."""
         known = self.live(name)
         if known is not None:
             self._store(replace(known, **parts))
@@ -130,7 +139,8 @@ class ModelBus:
         if known is None:
             number = len(self._entities) + 1
             self.made.append(number)
-            return self._applied(self._store(Entity(path.name, number, body, mark, 0)), True)
+            new = Entity(path.name, number, body, mark, 0, kind=path.kind)
+            return self._applied(self._store(new), True)
         if (known.body, known.mark) != (body, mark):
             known = self._store(replace(known, body=body, mark=mark))
         return self._applied(known, False)
@@ -154,22 +164,56 @@ class ModelBus:
             raise RequestRefused(409, ProblemType.ALREADY_EXISTS, "it exists again")
         return self._applied(self._store(replace(known, reason=None, is_retained=False)), False)
 
-    async def describe(self, path: EntityPath) -> QueueDescription:
+    def count_messages(self, name: str, active: int) -> None:
+        """Show other counts of an entity, if there is one."""
+        known = self.live(name)
+        if known is not None:
+            self.counts[known.number] = EntityCounts(
+                entity_id=known.number,
+                name=name,
+                kind=known.kind,
+                message_count=active,
+                count_details=NO_MESSAGES.model_copy(update={"active_message_count": active}),
+                size_in_bytes=active * 100,
+                accessed_at=BORN,
+                availability="Available",
+                unavailable_partitions=(),
+                subscription_count=0,
+            )
+
+    async def describe(
+        self, path: EntityPath
+    ) -> QueueDescription | TopicDescription | SubscriptionDescription:
         known = self.live(path.name)
         if known is None:
             raise RequestRefused(404, ProblemType.NOT_FOUND, "there is none")
-        return QueueDescription(
-            entity_id=known.number,
-            name=known.name,
-            version=known.version,
-            applied_hash=known.hash,
-            created_at=BORN,
-            updated_at=BORN,
-            is_partitioned=False,
-            partitions=(0,),
-            managed_by=known.mark,
-            properties=QueueProperties.model_validate_json(json.dumps(dict(known.body))),
-        )
+        facts: dict[str, Any] = {
+            "entity_id": known.number,
+            "name": known.name,
+            "version": known.version,
+            "applied_hash": known.hash,
+            "created_at": BORN,
+            "updated_at": BORN,
+            "is_partitioned": False,
+            "partitions": (0,),
+            "managed_by": known.mark,
+        }
+        body = json.dumps(dict(known.body))
+        match known.kind:
+            case "queue":
+                properties = QueueProperties.model_validate_json(body)
+                return QueueDescription(**facts, properties=properties)
+            case "topic":
+                return TopicDescription(
+                    **facts, properties=TopicProperties.model_validate_json(body)
+                )
+            case "subscription":
+                return SubscriptionDescription(
+                    **facts,
+                    topic=topic_of(known.name),
+                    path=known.name,
+                    properties=SubscriptionDefinition.model_validate_json(body),
+                )
 
     async def count(self, path: EntityPath) -> RuntimeInformation:
         known = self.live(path.name)

@@ -79,6 +79,9 @@ class SmallCluster:
         self.cache = Cache()
         self.api = NoObjects()
         self.events: list[tuple[str, Event]] = []
+        self.outcomes: dict[Key, Outcome] = {}
+        """The last one of each resource."""
+
         self.status_writes = 0
         self.labels: dict[str, dict[str, str]] = {}
         self._objects: dict[Key, dict[str, Any]] = {}
@@ -238,6 +241,7 @@ class SmallCluster:
         except BackendUnavailable:
             return False
         self.events += [(key.name, event) for event in outcome.events]
+        self.outcomes[key] = outcome
         return self._write(key, outcome)
 
     def _write(self, key: Key, outcome: Outcome) -> bool:

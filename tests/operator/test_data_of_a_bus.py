@@ -72,6 +72,9 @@ class Silence:
     async def of(self, _bus: Resource) -> None:
         return None
 
+    def answering(self, _bus: Resource) -> None:
+        return None
+
     def failure_of(self, _bus: Resource) -> BackendUnavailable:
         return BackendUnavailable("no answer")
 

@@ -83,11 +83,36 @@ async def test_a_resync_looks_at_everything_again() -> None:
     loop, _ = loop_of(look)
     tasks = [
         asyncio.create_task(loop.run()),
-        asyncio.create_task(loop.resync(lambda: KEYS[:3], 0.1)),
+        asyncio.create_task(loop.resync(lambda: KEYS[:3], 0.1, lambda _: False)),
     ]
     await wait_until(lambda: all(looks.count(key) >= 2 for key in KEYS[:3]))
     for task in tasks:
         task.cancel()
+
+
+async def test_a_resync_leaves_out_what_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postbus_operator.running.work_loop.STRIDE_S", 0.01)
+    looks, asked = [], []
+
+    async def look(key: Key) -> None:
+        looks.append(key)
+
+    def is_settled(key: Key) -> bool:
+        asked.append((key, time.monotonic()))
+        return key != KEYS[7]
+
+    loop, _ = loop_of(look)
+    tasks = [
+        asyncio.create_task(loop.run()),
+        asyncio.create_task(loop.resync(lambda: KEYS, 0.1, is_settled)),
+    ]
+    await wait_until(lambda: len(looks) == 2)
+    for task in tasks:
+        task.cancel()
+    assert looks == [KEYS[7]] * 2
+    assert [key for key, _ in asked[: len(KEYS)]] == KEYS
+    first, last = asked[0][1], asked[len(KEYS) - 1][1]
+    assert last - first > 0.05  # not all at once
 
 
 async def test_the_loss_of_leadership_cancels_all_looks() -> None:

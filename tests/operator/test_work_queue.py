@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from postbus_operator.objects import Key
-from postbus_operator.running.work_queue import MAX_PAUSE_S, MIN_PAUSE_S, WorkQueue
+from postbus_operator.running.work_queue import MAX_PAUSE_S, MIN_PAUSE_S, WorkQueue, parts_of
 
 A, B, C = (Key("Queue", "shop", name) for name in "abc")
 
@@ -77,12 +77,13 @@ def test_pauses_grow_to_a_minute_and_are_spread(queue: WorkQueue) -> None:
     assert queue.pause_after_failure(A) <= 2
 
 
-def test_a_resync_is_spread_over_its_period(queue: WorkQueue) -> None:
-    keys = [Key("Queue", "shop", str(number)) for number in range(100)]
-    queue.wake_spread(keys, now=10, period_s=300)
-    assert len(taken(queue, 10)) == 1
-    assert len(taken(queue, 10 + 150)) == 50
-    assert len(taken(queue, 10 + 300)) == 49
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_parts_are_equal_and_leave_nothing_out(length: int, count: int) -> None:
+    keys = [Key("Queue", "shop", str(number)) for number in range(length)]
+    parts = list(parts_of(keys, count))
+    assert [key for part in parts for key in part] == keys
+    assert len(parts) == count
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 class QueueModel(RuleBasedStateMachine):

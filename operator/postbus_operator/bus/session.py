@@ -324,6 +324,13 @@ class BusSessions:
                 await session.is_tried.wait()
         return session if session.is_listed else None
 
+    def answering(self, bus: Resource) -> BusSession | None:
+        """Return the session of a bus that answers, as far as is known; None is opened here."""
+        session, _ = self._sessions.get(bus.uid, (None, None))
+        if session is None or not session.is_listed or session.trouble is not None:
+            return None
+        return session
+
     def failure_of(self, bus: Resource) -> BackendUnavailable:
         """Return the reason why a bus has not answered yet, or no longer answers.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from postbus.client.control import RequestRefused
@@ -17,6 +18,7 @@ from postbus_operator.bus.session import BusSession
 from postbus_operator.bus.synced_keys import KeysResult
 from postbus_operator.context import Context
 from postbus_operator.entities.definitions import differences, path_of, targets_of
+from postbus_operator.entities.inputs import inputs_of, is_current
 from postbus_operator.entities.memory import memory_of
 from postbus_operator.entities.owners import NoOwner, Owner, owner_of
 from postbus_operator.entities.plan import (
@@ -155,6 +157,7 @@ class _Look:
         self._restored: Applied | None = None
         self._is_new = False
         self._facts: EntityFacts | None = None
+        self._inputs = inputs_of(context.cache, session, resource, owner)
         self._is_lost = False  # nothing that a deletion has left can be restored
         self._left_out: frozenset[str] = frozenset()
         """Forwarding fields that the last put had not, even if their target exists by now."""
@@ -423,7 +426,12 @@ class _Look:
         if keys.condition is not None:
             draft.set("SecretsSynced", *keys.condition)
         draft.note_keys(keys.binding, keys.observed_secret_version)
-        return _outcome(self._resource, draft, *self._events, *keys.events, retry_s=keys.retry_s)
+        done = _outcome(self._resource, draft, *self._events, *keys.events, retry_s=keys.retry_s)
+        if answer is not None or self._facts is not None or self._inputs is None:
+            return done
+        cache, buses = self._context.cache, self._context.buses
+        check = partial(is_current, cache, buses, self._resource.key, self._inputs)
+        return replace(done, is_current=check)
 
     def _set_ready(self) -> None:
         """Set Ready; what is new waits for its bus, and is not changed with it later."""

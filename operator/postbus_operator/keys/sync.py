@@ -47,7 +47,7 @@ from postbus_operator.keys.rules import (
     wanted_rules,
 )
 from postbus_operator.kube.api import Conflict, NotFound
-from postbus_operator.kube.cache import owners_of
+from postbus_operator.kube.cache import Cache, owners_of
 from postbus_operator.kube.resource_types import RESOURCES, SECRETS
 from postbus_operator.kube.slimming import value_digest
 from postbus_operator.names import child_name
@@ -78,7 +78,7 @@ async def sync_keys(
     The entity exists; `is_new`: it was just created, without rules. Raises `BackendUnavailable`,
     `LeadershipLost` and `ApiError`.
     """
-    if not _has_keys(context, resource, is_new):
+    if not has_keys(context.cache, resource, is_new=is_new):
         return KeysResult()
     sync = _KeySync(context, session, bus, resource)
     remembered = session.synced_keys.get(resource.key)
@@ -115,12 +115,12 @@ def keys_of_subscription(subscription: Resource, topic: Resource) -> KeysResult:
     return KeysResult(condition, Binding(name=name) if name and is_near else None)
 
 
-def _has_keys(context: Context, resource: Resource, is_new: bool) -> bool:
+def has_keys(cache: Cache, resource: Resource, *, is_new: bool = False) -> bool:
     """Return whether the resource has rules or Secrets, or may have had them before."""
     spec = resource.spec.get("operatorSpec", {})
     if wanted_rules(resource) or spec.get("secrets") or ROTATE in resource.annotations:
         return True
-    if context.cache.secrets_owned_by(resource.key):
+    if cache.secrets_owned_by(resource.key):
         return True
     shown = {each["type"] for each in resource.status.get("conditions", ())}
     observed = resource.status.get("observedGeneration")

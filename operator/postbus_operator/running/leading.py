@@ -191,7 +191,9 @@ class _Leader:
         try:
             async with asyncio.TaskGroup() as group:
                 period_s = self._parts.settings.resync_s
-                group.create_task(self._loop.resync(self._cache.all_keys, period_s))
+                group.create_task(
+                    self._loop.resync(self._cache.all_keys, period_s, self._worker.is_settled)
+                )
                 group.create_task(keep_sweeping(self._context))
                 await self._loop.run()
         except BaseExceptionGroup as errors:

@@ -20,7 +20,7 @@ MAX_SERIES: Final = 500
 
 RESULTS: Final = (
     "done", "waiting", "invalid", "unavailable", "refused", "failed", "conflict", "unwritten",
-    "gone",
+    "gone", "unchanged",
 )  # fmt: skip
 """Results of looks; each is there from the start, so that a first one is an increase."""
 

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from postbus_operator.objects import Key
 
 MIN_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 60.0
+
+
+def parts_of(keys: Sequence[Key], count: int) -> Iterator[Sequence[Key]]:
+    """Yield keys in so many parts of equal size, one more or less."""
+    for number in range(count):
+        yield keys[len(keys) * number // count : len(keys) * (number + 1) // count]
 
 
 class WorkQueue:
@@ -41,12 +47,6 @@ class WorkQueue:
             self._due[key] = due
             self._count += 1
             heapq.heappush(self._heap, (due, self._count, key))
-
-    def wake_spread(self, keys: Iterable[Key], now: float, period_s: float) -> None:
-        """Have all of these looked at within a period, evenly."""
-        ordered = list(keys)
-        for number, key in enumerate(ordered):
-            self.wake(key, now + period_s * number / len(ordered))
 
     def take(self, now: float) -> tuple[Key, float] | None:
         """Return a key that is due, and the seconds that it has waited; it runs until `done`."""

@@ -23,7 +23,7 @@ from postbus_operator.outcome import (
     StillConnecting,
 )
 from postbus_operator.redaction import redacted
-from postbus_operator.running.condition_events import report
+from postbus_operator.running.condition_events import Report, report
 from postbus_operator.running.status_patch import is_same, replacement, status_json
 from postbus_operator.running.work_queue import WorkQueue
 
@@ -54,12 +54,31 @@ class Worker:
         self._queue = queue
         self._events = events
         self._on_look = on_look
+        self._settled: dict[Key, Callable[[], bool]] = {}
+        """Resources whose last look left nothing to do, and whether another one would find
+        everything as that one did."""
+
+    def is_settled(self, key: Key) -> bool:
+        """Return whether a look has nothing to do, because nothing that it reads has changed.
+
+        For the resync alone: what is woken for a reason is looked at.
+        """
+        is_current = self._settled.get(key)
+        try:
+            if is_current is None or not is_current():
+                return False
+        except Exception:
+            logger.exception("%s: not compared with its last look", key)
+            return False
+        self._on_look(key.kind, "unchanged")
+        return True
 
     async def look(self, key: Key) -> float | None:
         """Look at a resource once; return the seconds until the next look, None: when it changes.
 
         Raises LeadershipLost.
         """
+        self._settled.pop(key, None)
         resource = self._context.cache.get(key)
         reconciler = self._reconcilers.get(key.kind)
         if resource is None or reconciler is None:
@@ -98,16 +117,17 @@ class Worker:
             raise
         except Exception as error:  # noqa: BLE001  # one resource's bug must not stop the others
             return await self._after_failure(resource, error)
-        due_s = await self._apply(resource, outcome)
+        said = await self._apply(resource, outcome)
         self._queue.forget_failures(key)
         self._on_look(key.kind, "done")
-        return _sooner(outcome.retry_s, due_s)
+        again_s = _sooner(outcome.retry_s, said.due_s)
+        # What was said is said again each hour: by a look.
+        if again_s is None and not said.events and outcome.is_current is not None:
+            self._settled[key] = outcome.is_current
+        return again_s
 
-    async def _apply(self, resource: Resource, outcome: Outcome) -> float | None:
-        """Write what a look decided, the release last.
-
-        Return the seconds until a condition that may pass by itself has to be reported.
-        """
+    async def _apply(self, resource: Resource, outcome: Outcome) -> Report:
+        """Write what a look decided, the release last; return what was said of it."""
         events, due_s = outcome.events, None
         if outcome.status is not None:
             await self._write_status(resource, status_json(outcome.status))
@@ -121,7 +141,7 @@ class Worker:
         may_go = resource.is_deleting or not is_held(resource)
         if resource.has_finalizer and not outcome.has_finalizer and may_go:
             await self._with_finalizer(resource, is_there=False)
-        return due_s
+        return Report(events, due_s)
 
     async def _delete(self, resource: Resource) -> None:
         """Delete a resource, unless somebody has changed it since the look began."""
@@ -190,11 +210,11 @@ class Worker:
             failures=self._queue.failures(key),
             now=self._context.now(),
         )
-        due_s = await self._apply(resource, outcome)
+        said = await self._apply(resource, outcome)
         if isinstance(error, SpecInvalid):
             self._queue.forget_failures(key)
             return None
-        return _sooner(pause if outcome.retry_s is None else outcome.retry_s, due_s)
+        return _sooner(pause if outcome.retry_s is None else outcome.retry_s, said.due_s)
 
     async def _after_conflict(self, key: Key) -> float:
         """Read the resource again: the cache is behind, and its event may take long."""
