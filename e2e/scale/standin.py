@@ -203,10 +203,12 @@ async def _put_namespace(bus: Bus, _request: web.Request, body: Json) -> Reply:
 
 
 async def _changes(bus: Bus, request: web.Request, _body: Json) -> Reply:
-    if bus.version <= int(request.query.get("since", 0)):
+    since, wait_s = (int(request.query.get(name, 0)) for name in ("since", "wait"))
+    if bus.version <= since:
         with suppress(TimeoutError):
-            await asyncio.wait_for(bus.moved.wait(), int(request.query.get("wait", 0)))
-    return 200, {"version": bus.version, "items": []}
+            await asyncio.wait_for(bus.moved.wait(), wait_s)
+    cursor = "0" if wait_s and bus.version == since else None
+    return 200, {"version": bus.version, "items": [], "countsCursor": cursor}
 
 
 async def _counts(_bus: Bus, request: web.Request, _body: Json) -> Reply:

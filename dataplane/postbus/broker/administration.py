@@ -219,7 +219,7 @@ class Administration:
         self._tombstones = tombstones
         self._feed = ChangeFeed(directory, tombstones)
         self._closing = Closing(namespace, hosts, self._load)
-        self._counts_feed = CountsFeed(directory, hosts)
+        self.counts_feed = CountsFeed(directory, hosts)
         self.activity = Activity(hosts)
         self._now_ms = now_ms
         self._loading_s = loading_s
@@ -336,12 +336,12 @@ class Administration:
         Partitions that can be reached are loaded; entities of the others are limited. Raises
         NOT_APPLIED while no partition with entities can be loaded.
         """
-        hosts = self._counts_feed.homes()
+        hosts = self.counts_feed.homes()
         reachable = [host for host in hosts if away(host) is None]
         problem = await self._load(reachable) if reachable else _problem_of(hosts)
         if hosts and not any(host.is_loaded for host in hosts):
             raise refusal(Refusal.NOT_APPLIED, problem or RELOADING)
-        page = await self._counts_feed.since(cursor, top)
+        page = await self.counts_feed.since(cursor, top)
         items = [_moved(movement) for movement in page.items]
         return RuntimePage(items, page.cursor, page.is_end, page.starts_over)
 

@@ -343,10 +343,13 @@ class EntityChanges(ResponseBody):
     """Changes after a version, oldest first: 1,000 or a few more.
 
     `version` is the start of the next request. Without `wait`, an empty list is the end.
+    `counts_cursor` is there after a wait without a change: the `cursor` of the counts of all
+    entities. Who has asked for counts up to this one knows them all.
     """
 
     version: int
     items: list[EntityChange]
+    counts_cursor: str | None = None
 
 
 # --- authorization rules ------------------------------------------------------------------------

@@ -88,7 +88,7 @@ async def test_callers_at_the_same_time_share_a_look(
         names = await make_queues(bus, 20)
         end = await follow(administration, {}, "0")
         await bus.sent(bus.address(names[0]), message("a"))
-        feed, look_count = administration._counts_feed, 0
+        feed, look_count = administration.counts_feed, 0
         look_once = feed._look_once
 
         async def counted_look() -> None:

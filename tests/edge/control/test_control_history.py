@@ -226,7 +226,8 @@ def test_idle_deletion_leaves_a_tombstone(api: Caller, name: str) -> None:
 
 def test_changes_are_listed_since_a_version(api: Caller, name: str) -> None:
     since = api.get("/v1/changes").body["version"]
-    assert api.get(f"/v1/changes?since={since}").body == {"version": since, "items": []}
+    nothing = {"version": since, "items": [], "countsCursor": None}
+    assert api.get(f"/v1/changes?since={since}").body == nothing
     number = api.put(path_of("queues", name), {}).body["entityId"]
     response = api.get(f"/v1/changes?since={since}").body
     (change,) = response["items"]
@@ -251,14 +252,38 @@ def test_a_request_waits_for_a_change(api: Caller, name: str) -> None:
     asking.join(WAIT_S)
     assert time.monotonic() - begun < 10
     assert [each["name"] for each in response[0].body["items"]] == [name]
+    assert response[0].body["countsCursor"] is None
 
 
 def test_a_wait_without_a_change_times_out(api: Caller) -> None:
-    since = api.get("/v1/changes").body["version"]
+    since, cursor = api.get("/v1/changes").body["version"], counts_cursor(api)
     begun = time.monotonic()
     response = api.get(f"/v1/changes?since={since}&wait=1")
     assert time.monotonic() - begun >= 1
-    assert response.body == {"version": since, "items": []}
+    assert response.body == {"version": since, "items": [], "countsCursor": cursor}
+
+
+def counts_cursor(api: Caller) -> str:
+    """Return the cursor behind all counts."""
+    cursor, is_end = "0", False
+    while not is_end:
+        page = api.get(f"/v1/runtime?since={cursor}").body
+        cursor, is_end = page["cursor"], page["isEnd"]
+    return str(cursor)
+
+
+def test_a_wait_without_a_change_says_whether_counts_have_moved(
+    running: ControlledBus, api: Caller, name: str
+) -> None:
+    api.put(path_of("queues", name), {})
+    known = counts_cursor(api)
+    since = api.get("/v1/changes").body["version"]
+    assert api.get(f"/v1/changes?since={since}&wait=1").body["countsCursor"] == known
+    send(running, name, "a")
+    moved = api.get(f"/v1/changes?since={since}&wait=1").body["countsCursor"]
+    assert moved != known
+    page = api.get(f"/v1/runtime?since={known}").body
+    assert ([each["name"] for each in page["items"]], page["cursor"]) == ([name], moved)
 
 
 def test_versions_from_the_future_are_too_old_as_well(api: Caller) -> None:

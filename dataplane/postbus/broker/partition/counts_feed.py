@@ -104,7 +104,15 @@ class CountsFeed:
         items = found[:top]
         is_end = len(items) == len(found)
         behind = self._number if is_end else items[-1].number
-        return MovementPage(items, f"{self._life}.{behind}", is_end, starts_over)
+        return MovementPage(items, self._cursor_of(behind), is_end, starts_over)
+
+    async def cursor(self) -> str:
+        """Return the cursor behind the last movement; nothing is loaded for it."""
+        await self._look()
+        return self._cursor_of(self._number)
+
+    def _cursor_of(self, number: int) -> str:
+        return f"{self._life}.{number}"
 
     def _after(self, number: int) -> list[EntityMovement]:
         """Return the movements of existing entities after a number, in order."""

@@ -39,12 +39,14 @@ class ControlHistory:
         }
 
     async def _changes(self, call: Call) -> Answer:
+        since, wait_s = call.number("since"), call.number("wait")
         with _too_old():
-            version, found = await self._administration.changes(
-                call.number("since"), call.number("wait"), call.number("begun")
-            )
+            version, found = await self._administration.changes(since, wait_s, call.number("begun"))
         items = [_change(each) for each in found]
-        return Answer(EntityChanges(version=version, items=items))
+        is_idle = wait_s > 0 and version == since
+        # Not in other answers: while definitions change, each would count all entities.
+        cursor = await self._administration.counts_feed.cursor() if is_idle else None
+        return Answer(EntityChanges(version=version, items=items, counts_cursor=cursor))
 
     async def _tombstones(self, call: Call) -> Answer:
         since, version = call.number("since"), self._administration.version
