@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from postbus.client.control import RequestRefused
-from postbus.contract.control import MAX_EPOCH, DeletionPolicy, ProblemType
+from postbus.contract.control import MAX_EPOCH, DeletionPolicy, EntityChanges, ProblemType
+from postbus.contract.control_counts import EntityCountsPage
 from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.control_client import Access, BusControl
 from postbus_operator.bus.entity_paths import EntityPath
@@ -21,6 +23,7 @@ from postbus_operator.outcome import BackendUnavailable, StillConnecting
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import ControlledBus, controlled_bus, path_of
 from tests.operator.live_bus import (
+    Followed,
     access_to,
     advance,
     call,
@@ -216,6 +219,89 @@ async def test_counts_are_reported_when_they_move(
         counts = bus.session.counts_of(made.entity_id)
         assert counts is not None
         assert counts.message_count == 0
+
+
+async def test_a_bus_is_asked_for_counts_only_when_they_have_moved(
+    running: ControlledBus, queue: EntityPath
+) -> None:
+    async with followed(running) as bus:
+        asked = 0
+        polls = 0
+        control = bus.session.control
+        counts, changes = control.counts, control.changes
+
+        async def noted_counts(since: str) -> EntityCountsPage:
+            nonlocal asked
+            asked += 1
+            return await counts(since)
+
+        async def noted_changes(since: int, begun: int, wait_s: int = 0) -> EntityChanges:
+            nonlocal polls
+            found = await changes(since, begun, wait_s)
+            polls += 1
+            return found
+
+        made = await control.put(queue, {}, MARK, None)
+        await wait_until(lambda: bus.session.counts_of(made.entity_id) is not None)
+        control.changes = noted_changes  # type: ignore[method-assign]
+        await wait_until(lambda: polls == 2)  # what was under way has ended
+        control.counts = noted_counts  # type: ignore[method-assign]
+        await wait_until(lambda: polls == 4)
+        assert asked == 0
+        await call(lambda: send(running, queue.name))
+        await wait_until(lambda: message_count(bus, made.entity_id) == 1)
+        assert asked > 0
+
+
+def send(running: ControlledBus, queue: str) -> None:
+    with ServiceBusClient.from_connection_string(running.connection_string) as client:
+        client.get_queue_sender(queue).send_messages(ServiceBusMessage("a"))
+
+
+def message_count(bus: Followed, entity_id: int) -> int | None:
+    counts = bus.session.counts_of(entity_id)
+    return None if counts is None else counts.message_count
+
+
+async def test_counts_that_a_bus_refused_are_asked_for_again(
+    running: ControlledBus, queue: EntityPath
+) -> None:
+    async with followed(running) as bus:
+        control, refusals = bus.session.control, 2
+        counts = control.counts
+
+        async def refused(since: str) -> EntityCountsPage:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise BackendUnavailable("no partition is available")
+            return await counts(since)
+
+        control.counts = refused  # type: ignore[method-assign]
+        made = await control.put(queue, {}, MARK, None)
+        await wait_until(lambda: bus.session.counts_of(made.entity_id) is not None)
+        assert refusals == 0
+
+
+async def test_a_bus_of_a_former_version_is_asked_for_counts_each_time(
+    running: ControlledBus,
+) -> None:
+    """Its answers do not say whether they have moved."""
+    async with followed(running) as bus:
+        control, asked = bus.session.control, 0
+        counts, changes = control.counts, control.changes
+
+        async def former(since: int, begun: int, wait_s: int = 0) -> EntityChanges:
+            found = await changes(since, begun, wait_s)
+            return found.model_copy(update={"counts_cursor": None})
+
+        async def noted(since: str) -> EntityCountsPage:
+            nonlocal asked
+            asked += 1
+            return await counts(since)
+
+        control.changes, control.counts = former, noted  # type: ignore[method-assign]
+        await wait_until(lambda: asked == 2)
 
 
 async def test_a_bus_is_looked_at_when_it_has_other_entities(

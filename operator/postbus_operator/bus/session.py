@@ -29,7 +29,8 @@ from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import BackendUnavailable, StillConnecting
 
 WAIT_S: Final = 50
-"""Length of a long poll: below the limit of the API (60 s) and of usual proxies."""
+"""Length of a long poll: below the limit of the API (60 s) and of usual proxies. Its end says
+whether counts have moved, so that they are shown within a minute."""
 
 COUNTS_S: Final = 60.0
 """Pause between two requests for counts, and so the least time between two counts in a status."""
@@ -132,6 +133,10 @@ class BusSession:
         self._shown: dict[int, Numbers] = {}
         self._cursor = "0"
         self._counted_version = 0
+        self._may_count = asyncio.Event()
+        """Set while counts may differ from those that are known. A bus at rest is not asked: each
+        request beside the long poll is another TLS connection."""
+
         self._allowance = Allowance()
         self._taking = asyncio.Lock()
 
@@ -230,6 +235,7 @@ class BusSession:
             self._counted_version = since
             self._allowance = Allowance()
             self._counts, self._shown, self._cursor = {}, {}, "0"
+            self._may_count.set()
         was_away, self.trouble, self.is_listed = self.trouble is not None, None, True
         self.list_count += 1
         self.is_tried.set()
@@ -245,11 +251,15 @@ class BusSession:
             await asyncio.sleep(FEED_PAUSE_S)
         elif clock() - asked < self._periods.wait_s / 2:  # the broker ends, or does not wait
             raise BackendUnavailable("the bus ended a long poll before its time")
+        elif page.counts_cursor is None or page.counts_cursor != self._cursor:
+            self._may_count.set()
 
     def _take(self, items: Collection[EntityChange], version: int) -> None:
         self._allowance.take(items)
         moved = {catalog_key(each.name) for each in items if self.view.take(each)}
-        self.view.version = max(self.view.version, version)
+        if version > self.view.version:
+            self.view.version = version
+            self._may_count.set()
         if moved:
             self._moved(moved)
 
@@ -263,10 +273,13 @@ class BusSession:
 
     async def _follow_counts(self) -> None:
         while True:
-            if self.is_listed:
-                with suppress(BackendUnavailable, RequestRefused):  # the feed reports an outage
-                    await self._read_counts()
-            await asyncio.sleep(self._periods.counts_s if self.is_listed else self._periods.pause_s)
+            await self._may_count.wait()
+            self._may_count.clear()
+            try:
+                await self._read_counts()
+            except (BackendUnavailable, RequestRefused):  # the feed reports an outage
+                self._may_count.set()
+            await asyncio.sleep(self._periods.counts_s)
 
     async def _read_counts(self) -> None:
         changed: set[str] = set()
