@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 
 MAX_STATEFUL_SET: Final = 52
@@ -35,6 +36,7 @@ SUFFIXES: Final = (
 STORE: Final = "-store-"
 
 
+@lru_cache(maxsize=4_096)
 def child_name(name: str) -> str:
     """Return the name of a bus as its objects have it, from the name of its resource."""
     is_clear = (

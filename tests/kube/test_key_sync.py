@@ -238,6 +238,24 @@ async def test_a_second_look_changes_nothing_and_asks_the_bus_nothing(keys: Keys
     assert (keys.version("orders-queue-app"), keys.rules()) == before
 
 
+async def test_rules_of_a_namespace_are_read_again_after_each_change_of_the_bus(
+    keys: Keys,
+) -> None:
+    await keys.sync("Namespace", "shop")
+    await keys.session.catch_up()
+    await keys.sync("Namespace", "shop")
+    control = keys.session.control
+    keys.session.control = cast(BusControl, None)
+    await keys.sync("Namespace", "shop")
+    keys.session.control = control
+    path = "/v1/authorization-rules/RootManageSharedAccessKey"
+    keys.bus.caller.put(path, {"rights": ["Listen"]})
+    await keys.session.catch_up()
+    await keys.sync("Namespace", "shop")
+    rule = keys.rules("")["RootManageSharedAccessKey"]
+    assert set(rule["rights"]) == {"Manage", "Send", "Listen"}
+
+
 async def test_an_entity_without_rules_asks_the_bus_nothing(keys: Keys) -> None:
     keys.put("Queue", {"owner": {"name": "shop"}})
     keys.session.control = cast(BusControl, None)

@@ -14,6 +14,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from postbus_operator.annotations import WATCH_LABEL
 from postbus_operator.certificates import leaf_data, new_authority
+from postbus_operator.children import desired
+from postbus_operator.children.bus import Bus, Json
 from postbus_operator.kube.resource_types import (
     NETWORK_POLICIES,
     RESOURCES,
@@ -119,7 +121,39 @@ async def test_a_resync_of_a_whole_bus_reads_no_secret(rig: Rig, running: Contro
     await make_ready(rig, running)
     await rig.look()
     await rig.look()
-    assert rig.requests == ["get"]  # the authority that applications trust
+    assert rig.requests == []
+
+
+async def test_objects_of_a_whole_bus_are_compared_again_when_one_of_them_changes(
+    rig: Rig, running: ControlledBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.put({})
+    await make_ready(rig, running)
+    await rig.look()
+    compared = 0
+
+    def counted(bus: Bus) -> list[Json]:
+        nonlocal compared
+        compared += 1
+        return desired(bus)
+
+    monkeypatch.setattr("postbus_operator.namespaces.reconciler.desired", counted)
+    await rig.look()
+    assert compared == 0
+    change = {"spec": {"selector": {"app.kubernetes.io/component": "else"}}}
+    await rig.request("PATCH", SERVICES, "shop-bus", change)
+    await rig.look()
+    assert (compared, rig.writes) == (1, ["apply"])
+    await rig.look()
+    await rig.look()
+    assert compared == 2  # once more after the write
+    await rig.delete(NETWORK_POLICIES, "shop-bus-broker")
+    await rig.look()
+    assert (compared, rig.writes) == (3, ["apply"])
+    await rig.look()
+    await rig.put(operator(networkPolicy={"enabled": False}))
+    await rig.look()
+    assert await rig.get(NETWORK_POLICIES, "shop-bus-broker") is None
 
 
 async def test_a_bus_that_answers_is_ready(rig: Rig, running: ControlledBus) -> None:

@@ -38,8 +38,10 @@ def is_current(observed: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _covers(observed: Any, wanted: Any, field: str = "") -> bool:
-    if isinstance(wanted, Mapping):
-        return isinstance(observed, Mapping) and all(
+    if observed == wanted:
+        return True
+    if isinstance(wanted, dict):
+        return isinstance(observed, dict) and all(
             name in observed and _covers(observed[name], each, name)
             for name, each in wanted.items()
         )
@@ -49,4 +51,4 @@ def _covers(observed: Any, wanted: Any, field: str = "") -> bool:
         if field == "ownerReferences":  # others may add theirs
             return all(any(_covers(there, each) for there in observed) for each in wanted)
         return len(observed) == len(wanted) and all(map(_covers, observed, wanted))
-    return bool(observed == wanted)
+    return False

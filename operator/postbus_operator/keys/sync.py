@@ -61,8 +61,9 @@ REFUSED_S: Final = 30.0
 """Pause after a refused change of a rotation."""
 
 LOOK_AGAIN: Final = timedelta(minutes=30)
-"""Pause between two looks at the rules of an entity that nothing suggests have changed: the feed of
-a bus does not report rules."""
+"""Pause between two looks at rules that nothing suggests have changed. The feed of a bus does not
+report rules, but each change of one makes another version of the catalog: those of a Namespace are
+looked at after each version, of an entity not, for there are many."""
 
 
 async def sync_keys(
@@ -89,7 +90,7 @@ async def sync_keys(
     _forget_gone(context, session)
     result = await sync.run()
     if not sync.has_rotated and (result.condition is None or result.condition[1] == "Synced"):
-        until = context.now() + (LOOK_AGAIN if resource.key.kind in ENTITY_WORDS else timedelta())
+        until = context.now() + LOOK_AGAIN
         session.synced_keys[resource.key] = SyncedKeys(
             inputs, sync.digests, until, replace(result, events=())
         )
@@ -166,14 +167,16 @@ class _KeySync:
                 assert found is not None
                 self._versions[rule.secret_name] = found["metadata"]["resourceVersion"]
             self._sources[rule.name] = read_source(rule.name, rule.secret_name, found)
-        entity = None
-        if self._resource.key.kind != "Namespace":
-            entity = self._session.view.find(self._resource.entity_name)
+        view, entity = self._session.view, None
+        is_of_bus = self._resource.key.kind == "Namespace"
+        if not is_of_bus:
+            entity = view.find(self._resource.entity_name)
         return (
             self._resource.uid,
             self._resource.generation,
             self._requested,
             self._session.list_count,
+            view.version if is_of_bus else None,
             None if entity is None else entity.entity_id,
             self._bus.spec.get("operatorSpec", {}).get("tls"),
             self._ca_digest(),

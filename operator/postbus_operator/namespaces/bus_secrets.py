@@ -44,13 +44,13 @@ LEAST_TOKEN: Final = 20
 """Shortest control token that a broker accepts."""
 
 LOOK_AGAIN: Final = timedelta(hours=12)
-"""Period of the looks at Secrets that nothing has changed: certificates grow old."""
+"""Period of the looks at objects that nothing has changed: certificates grow old."""
 
 CERTIFICATE_API: Final = "cert-manager.io/v1"
 
 
 class Settled:
-    """Versions of the Secrets of buses that were complete, so that a resync reads none of them."""
+    """Versions of objects of buses that were complete, so that a resync compares nothing else."""
 
     def __init__(self) -> None:
         self._known: dict[Key, tuple[object, datetime]] = {}

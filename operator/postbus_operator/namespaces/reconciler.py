@@ -69,14 +69,16 @@ class NamespaceReconciler:
     """Looks at resources of kind Namespace."""
 
     def __init__(self) -> None:
-        self._settled = Settled()
+        self._secrets = Settled()
+        self._children = Settled()
 
     async def __call__(self, context: Context, resource: Resource) -> Outcome:
         """Look once."""
         if is_left(resource):
             await leave_secrets(context, resource)
         if resource.is_deleting:
-            self._settled.drop(resource.key)
+            self._secrets.drop(resource.key)
+            self._children.drop(resource.key)
             return await release(context, resource)
         look = Look(resource, context.now())
         spec = _parsed(look)
@@ -102,11 +104,26 @@ class NamespaceReconciler:
             writer = ChildWriter(context, bus, look, is_observing=policy == "Observe")
             is_adopted = await adopt_data(context, bus, look, writer)
             if is_adopted:
-                is_complete = await ensure_secrets(context, bus, look, writer, self._settled)
-                await _put_children(context, bus, writer, is_complete=is_complete)
+                is_complete = await ensure_secrets(context, bus, look, writer, self._secrets)
+                await self._put_children(context, bus, look, writer, is_complete=is_complete)
                 await _grow(context, bus, writer)
         await _observe(context, bus, look)
         await _ask_the_bus(context, bus, look, can_write=can_write and policy != "Observe")
+
+    async def _put_children(
+        self, context: Context, bus: Bus, look: Look, writer: ChildWriter, *, is_complete: bool
+    ) -> None:
+        """Apply all objects, unless the last time nothing was left to do with these versions."""
+        versions = _versions(context, bus, look, is_complete=is_complete)
+        if self._children.holds(bus.key, versions, context.now()):
+            return
+        troubles = len(look.troubles)
+        await _put_children(context, bus, writer, is_complete=is_complete)
+        if len(look.troubles) == troubles and not look.differing:
+            # A write makes other versions than these, and another look.
+            self._children.keep(bus.key, versions, context.now())
+        else:
+            self._children.drop(bus.key)
 
 
 reconcile_namespace: Final = NamespaceReconciler()
@@ -178,6 +195,15 @@ def _bus(context: Context, resource: Resource, spec: NamespaceSpec) -> Bus:
 
 
 # --- objects ------------------------------------------------------------------------------------
+
+
+def _versions(context: Context, bus: Bus, look: Look, *, is_complete: bool) -> object:
+    """Return what the objects follow from, and those that are there."""
+    found = context.cache.children_of(bus.key.namespace, bus.name)
+    return (
+        (look.resource.uid, look.resource.generation, bus.platform, bus.claim_sizes, is_complete),
+        [(each["kind"], each["metadata"]["resourceVersion"]) for each in found],
+    )
 
 
 async def _put_children(
