@@ -329,6 +329,7 @@ async def test_a_restarted_broker_is_listed_again_and_nothing_moves(
             running.caller.put(path_of("queues", name), {})
         following = followed(running, Periods(wait_s=1, counts_s=600, pause_s=0.05, outage_s=600))
         bus = await following.__aenter__()
+        await wait_until(lambda: len(bus.moved) > 1)  # the first counts
         known = bus.session.view
     bus.moved.clear()
     with controlled_bus(database, tmp_path) as again:
