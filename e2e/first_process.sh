@@ -34,12 +34,14 @@ prepare_network() {
   sysctl --quiet --write net.ipv4.ip_forward=1
 }
 
-# The root of all cgroups of the cluster has to exist in every hierarchy.
+# The root of all cgroups of the cluster has to exist in every hierarchy. Without a weight all pods
+# together would get the processor time of one process of this machine, such as a test beside them.
 prepare_cgroups() {
   local hierarchy
   if [[ -e /sys/fs/cgroup/cgroup.controllers ]]; then
     mkdir -p "/sys/fs/cgroup/$unique"
     sed 's/\(^\| \)/\1+/g' /sys/fs/cgroup/cgroup.controllers >/sys/fs/cgroup/cgroup.subtree_control
+    echo 2000 >"/sys/fs/cgroup/$unique/cpu.weight"
     return
   fi
   for hierarchy in /sys/fs/cgroup/*/; do
@@ -47,6 +49,7 @@ prepare_cgroups() {
   done
   cat /sys/fs/cgroup/cpuset/cpuset.cpus >"/sys/fs/cgroup/cpuset/$unique/cpuset.cpus"
   cat /sys/fs/cgroup/cpuset/cpuset.mems >"/sys/fs/cgroup/cpuset/$unique/cpuset.mems"
+  echo 20480 >"/sys/fs/cgroup/cpu/$unique/cpu.shares"
 }
 
 # Run a program in the background and start it again whenever it ends.
