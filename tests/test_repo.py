@@ -61,6 +61,9 @@ REVIEWED_LARGE_MODULES: dict[str, str] = {
         "applying, releasing after commits and reloading are one life cycle: which callers are"
         " answered when one ends while another runs is seen at one glance"
     ),
+    "dataplane/postbus/edge/control/routes.py": (
+        "the operations of the control API are read as one table, as the document made from it is"
+    ),
     "dataplane/postbus/entity/commands.py": (
         "the vocabulary of a partition is read as one list, each reply beside its command; there is"
         " nothing but data in it"

@@ -270,7 +270,7 @@ class BusThread:
             runtime=runtime,
             websocket=WebSocketHandler(self.listener),
             bulk=BulkHandler(
-                self.router, BulkAccess(self._hosts, 1_700_000_000_000), http_authorizer
+                BulkAccess(self.router, self._hosts, 1_700_000_000_000), http_authorizer
             ),
         )
         self.front = PortMultiplexer(self.listener, self.http, tasks)

@@ -428,9 +428,10 @@ class Bus:
         readiness: Readiness,
         tasks: asyncio.TaskGroup,
     ) -> None:
+        bulk = BulkAccess(router, self._hosts, opened.created_ms)
         inside = Inside(
             router=router,
-            bulk=BulkAccess(self._hosts, opened.created_ms),
+            bulk=bulk,
             namespace=opened.namespace,
             administration=self.administration,
             authorizer=self._authorizer,
@@ -439,7 +440,7 @@ class Bus:
             audit=self.audit,
             created_ms=opened.created_ms,
             readiness=readiness,
-            controlled=self._controlled(router, opened),
+            controlled=self._controlled(router, opened, bulk),
         )
         try:
             await self._listeners.open(inside, tasks)
@@ -464,7 +465,7 @@ class Bus:
 
         return Sampler(self._hosts, stores.all, self._clocks[stores.first], self._budget, complete)
 
-    def _controlled(self, router: Router, opened: Opened) -> Controlled:
+    def _controlled(self, router: Router, opened: Opened, bulk: BulkAccess) -> Controlled:
         is_dev = self._dev_clock is not None
         controls = Controls(self._hosts, router, self._hosts[0].clock) if is_dev else None
         return Controlled(
@@ -473,6 +474,7 @@ class Bus:
             self._hosts,
             opened.fence,
             self.message_operations,
+            bulk,
             self.audit,
             controls,
         )

@@ -15,6 +15,7 @@ from postbus.broker.access.authorization_rules import AuthorizationRules
 from postbus.broker.access.caller_fence import CallerFence
 from postbus.broker.administration import Administration
 from postbus.broker.audit import Audit
+from postbus.broker.bulk import BulkAccess
 from postbus.broker.operate.controls import Controls
 from postbus.broker.operate.message_operations import MessageOperations
 from postbus.broker.operate.readiness import Readiness
@@ -27,6 +28,7 @@ from postbus.edge.control.development import ControlDevelopment
 from postbus.edge.control.entities import ControlEntities
 from postbus.edge.control.history import ControlHistory
 from postbus.edge.control.messages import ControlMessages
+from postbus.edge.control.reader_groups import ControlReaderGroups
 from postbus.edge.control.rules import ControlRules
 from postbus.edge.control.server import ControlServer
 from postbus.edge.control.status import Connections, ControlStatus
@@ -44,6 +46,7 @@ class Controlled:
     hosts: Sequence[Host]
     fence: CallerFence
     message_operations: MessageOperations
+    bulk: BulkAccess
     audit: Audit
     controls: Controls | None
 
@@ -120,6 +123,7 @@ def _server(
         **ControlHistory(controlled.administration).operations(),
         **audit.operations(),
         **ControlMessages(controlled.message_operations).operations(),
+        **ControlReaderGroups(controlled.bulk).operations(),
         **ControlDevelopment(controlled.controls).operations(),
     }
     accepts_certificates = settings.control_client_ca_file is not None

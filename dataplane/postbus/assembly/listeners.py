@@ -158,7 +158,7 @@ class Listeners:
             administration=administration,
             runtime=self._runtime,
             websocket=WebSocketHandler(self._amqp),
-            bulk=BulkHandler(inside.router, inside.bulk, http_authorizer),
+            bulk=BulkHandler(inside.bulk, http_authorizer),
             is_healthy=inside.readiness.is_ready,
             names=inside.names if is_loopback(settings.host) else None,
         )

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from postbus.broker.address import Address
 from postbus.broker.partition.host import Host
 from postbus.broker.placement import SPREAD
+from postbus.broker.router import Router
 from postbus.broker.spread.replies import away
 from postbus.entity.commands import Refusal, Refused, SubQueue
 from postbus.entity.expects import Expects, R
@@ -27,7 +28,9 @@ from postbus.entity.group_commands import (
     DropGroup,
     FollowHome,
     GroupKind,
+    ListGroups,
     ListRanges,
+    PlacedCursor,
     Plan,
     PlanRange,
     PutGroup,
@@ -72,6 +75,14 @@ class Group:
     is_new: bool = False
 
 
+class ListedGroup(NamedTuple):
+    """A group with its place. `unread`: how many messages lie behind its plan at most."""
+
+    address: Address
+    group: Group
+    unread: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionRanges:
     """The readable part of a partition; see `contract.bulk.PartitionRange`."""
@@ -95,8 +106,9 @@ class RowChunk:
 class BulkAccess:
     """See the module's docstring. A call that is refused raises `BulkRefused`."""
 
-    def __init__(self, hosts: Sequence[Host], created_ms: int) -> None:
+    def __init__(self, router: Router, hosts: Sequence[Host], created_ms: int) -> None:
         """Take the hosts of all partitions in order, and the time when the bus was created."""
+        self._router = router
         self._hosts = hosts
         self._created_ms = created_ms
 
@@ -104,7 +116,45 @@ class BulkAccess:
         """Return what changes when an entity is deleted and created again."""
         return f"{self._created_ms}/{address.entity_no}"
 
+    async def resolve(self, path: str) -> Address:
+        """Return the address of a path such as `orders/$DeadLetterQueue`."""
+        resolved: asyncio.Future[Address | None] = asyncio.get_running_loop().create_future()
+        self._router.resolve(path, resolved.set_result)
+        address = await resolved
+        if address is None:
+            raise BulkRefused(Refused(Refusal.ENTITY_NOT_FOUND, f"there is no {path}"))
+        return address
+
     # --- groups ---------------------------------------------------------------------------------
+
+    async def list_groups(self) -> tuple[list[ListedGroup], tuple[int, ...]]:
+        """Return all groups in order, and the partitions that are unavailable."""
+        listed: dict[int, list[PlacedCursor]] = {}
+        for host in self._hosts:
+            with suppress(BulkRefused):
+                listed[host.partition_id] = (await self._call(host, ListGroups())).cursors
+        found: list[ListedGroup] = []
+        for each in (each for cursors in listed.values() for each in cursors):
+            address = self._router.address_of(each.entity_no, each.sub_queue)
+            if each.cursor.plan is not None and address is not None:
+                group = Group(each.name, each.cursor, each.cursor.plan)
+                found.append(ListedGroup(address, group, await self.unread(address, group)))
+        away = (host.partition_id for host in self._hosts if host.partition_id not in listed)
+        return sorted(found, key=lambda each: (each.address.name, each.group.name)), tuple(away)
+
+    async def unread(self, address: Address, group: Group) -> int | None:
+        """Return how many messages lie behind the plan of a group at most; None: unknown."""
+        count = 0
+        try:
+            ends = await self._ends(address)
+            for number, host in self._partitions(address).items():
+                _, planned = group.plan.ranges.get(number, (0, 0))
+                with _store_errors():
+                    blocks = await host.bulk.blocks(*_place(address), planned, ends[number])
+                count += sum(block.end - block.first for block in blocks)
+        except BulkRefused:
+            return None
+        return count
 
     async def put_group(self, address: Address, name: str, start: Start) -> Group:
         """Create a group, or return the existing one; completes an interrupted creation."""

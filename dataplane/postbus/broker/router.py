@@ -73,13 +73,17 @@ class Router:
             return
         on_resolved(_address(entry, sub_queue))
 
+    def address_of(self, entity_no: int, sub_queue: SubQueue) -> Address | None:
+        """Return the address of an entity by its number, None if it was deleted."""
+        entry = self._directory.numbered(entity_no)
+        return None if entry is None else _address(entry, sub_queue)
+
     def _detects_duplicates(self, entity_no: int) -> bool:
         address = self._address_of(entity_no)
         return address is not None and detects_duplicates(address)
 
     def _address_of(self, entity_no: int) -> Address | None:
-        entry = self._directory.numbered(entity_no)
-        return None if entry is None else _address(entry, SubQueue.ACTIVE)
+        return self.address_of(entity_no, SubQueue.ACTIVE)
 
     # --- commands -------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from postbus.cli.commands import (
     audit,
     connections,
     entities,
+    groups,
     keys,
     manifests,
     messages,
@@ -119,6 +120,7 @@ for _panel, _commands in PANELS.items():
     for _name, _command, _epilog in _commands:
         app.command(_name, epilog=_epilog, rich_help_panel=_panel)(_command)
 app.add_typer(dlq, name="dlq", rich_help_panel="Messages")
+app.add_typer(groups.groups, name="groups", rich_help_panel="Messages")
 app.add_typer(keys.keys, name="keys", rich_help_panel="Access")
 
 Manifests = Annotated[

@@ -18,6 +18,7 @@ from postbus.entity.group_commands import (
     CursorAt,
     GroupCommand,
     GroupDropped,
+    GroupsListed,
     RangesListed,
 )
 from postbus.message.envelope import Envelope
@@ -246,6 +247,7 @@ Reply: TypeAlias = (
     | Frozen
     | CursorAt
     | GroupDropped
+    | GroupsListed
     | RangesListed
     | Done
 )

@@ -95,6 +95,23 @@ class RangesListed:
     cursor: Cursor | None
 
 
+class PlacedCursor(NamedTuple):
+    """A cursor with its place; `next_position` is that of `RangesListed`."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    name: str
+    cursor: Cursor
+    next_position: int
+
+
+@dataclass(slots=True)
+class GroupsListed:
+    """The cursors of a partition, in order of entity, sub-queue and name."""
+
+    cursors: list[PlacedCursor]
+
+
 # --- commands -----------------------------------------------------------------------------------
 
 
@@ -192,7 +209,12 @@ class ListRanges(Expects[RangesListed]):
     name: str | None = None
 
 
+@dataclass(slots=True)
+class ListGroups(Expects[GroupsListed]):
+    """Return the cursors of all groups in the partition."""
+
+
 GroupCommand: TypeAlias = (
     PutGroup | DropGroup | ResetGroup | ClaimGroup | PlanRange | SettleRange | FollowHome
-    | ListRanges
+    | ListRanges | ListGroups
 )  # fmt: skip

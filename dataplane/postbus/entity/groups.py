@@ -20,7 +20,10 @@ from postbus.entity.group_commands import (
     FollowHome,
     GroupDropped,
     GroupKind,
+    GroupsListed,
+    ListGroups,
     ListRanges,
+    PlacedCursor,
     Plan,
     PlanRange,
     PutGroup,
@@ -51,9 +54,16 @@ def handle(
     entities: Mapping[int, QueueState],
     command: GroupCommand,
     partition_id: int,
-    context: ApplyContext,
 ) -> Reply:
     """Apply a command for a group."""
+    if isinstance(command, ListGroups):
+        return GroupsListed(
+            [
+                PlacedCursor(number, kind, name, cursor, entity.next_position(kind))
+                for number, entity in sorted(entities.items())
+                for kind, name, cursor in entity.listed_groups()
+            ]
+        )
     entity = entities.get(command.entity_no)
     if entity is None:
         return Refused(Refusal.ENTITY_NOT_FOUND)
@@ -69,7 +79,7 @@ def handle(
     if refused is not None:
         return refused
     sub = entity.sub_queue(command.sub_queue)
-    next_position = sub.numbering.next_position(context)
+    next_position = entity.next_position(command.sub_queue)
     match command:
         case ListRanges():
             cursor = None if command.name is None else groups.find(command.sub_queue, command.name)
@@ -103,6 +113,10 @@ class ReaderGroups:
 
     def find(self, sub_queue: SubQueue, name: str) -> Cursor | None:
         return self._cursors.get((sub_queue, name))
+
+    def all(self) -> list[tuple[SubQueue, str, Cursor]]:
+        """Return (sub-queue, name, cursor) of each group, in order."""
+        return [(*place, self._cursors[place]) for place in sorted(self._cursors)]
 
     # --- commands -------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from postbus.entity.commands import (
     Tick,
     Transact,
 )
-from postbus.entity.group_commands import FollowHome
+from postbus.entity.group_commands import FollowHome, ListGroups
 from postbus.entity.outcomes import Deliver, Idle, RecordUse
 from postbus.entity.topics.topic_state import TopicState
 
@@ -65,6 +65,7 @@ _NO_USE: Final = (
     FollowHome,
     Freeze,
     Hold,
+    ListGroups,
     LoseLocks,
     Quiesce,
     Shipped,

@@ -267,7 +267,7 @@ class PartitionState:
                 return DONE
             case _:
                 if isinstance(command, GroupCommand):
-                    return groups.handle(self.entities, command, self.partition_id, self._context)
+                    return groups.handle(self.entities, command, self.partition_id)
                 assert_never(command)
 
     def _apply_tracked(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:

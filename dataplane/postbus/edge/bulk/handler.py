@@ -19,7 +19,6 @@ from aiohttp import web
 from postbus.broker.access.authz import Grant
 from postbus.broker.address import Address
 from postbus.broker.bulk import BulkAccess, BulkRefused, Group, RowsMissing
-from postbus.broker.router import Router
 from postbus.contract.bulk import (
     ENTITY_KEY,
     GENERATION_KEY,
@@ -50,7 +49,7 @@ from postbus.edge.bulk.requests import (
 )
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
 from postbus.edge.web.http_server import read_limited
-from postbus.entity.commands import Refusal, Refused, SubQueue
+from postbus.entity.commands import SubQueue
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +73,7 @@ Handling: TypeAlias = Callable[[web.BaseRequest, BulkPath, Grant], Awaitable[web
 class BulkHandler:
     """Answers the requests of all connections."""
 
-    def __init__(self, router: Router, access: BulkAccess, authorizer: HttpAuthorizer) -> None:
-        self._router = router
+    def __init__(self, access: BulkAccess, authorizer: HttpAuthorizer) -> None:
         self._access = access
         self._authorizer = authorizer
         self._streams = Shares(Limit(MAX_STREAMS))
@@ -270,12 +268,11 @@ class BulkHandler:
             await chunks.aclose()
 
     async def _resolve(self, target: BulkPath, sub_queue: SubQueue) -> Address:
-        """Return the address of a sub-queue; raises `BulkError` for a topic or an unknown name."""
-        resolved: asyncio.Future[Address | None] = asyncio.get_running_loop().create_future()
-        self._router.resolve(target.path, resolved.set_result)
-        address = await resolved
-        if address is None or address.sub_queue is not SubQueue.ACTIVE:
-            raise refusal_of(Refused(Refusal.ENTITY_NOT_FOUND), target.path)
+        """Return the address of a sub-queue; raises `BulkError` for a topic."""
+        address = await self._access.resolve(target.path)
+        if address.sub_queue is not SubQueue.ACTIVE:
+            text = "name the sub-queue as subQueue=deadLetter, not in the path"
+            raise BulkError(404, "EntityNotFound", text)
         if address.kind is EntityKind.TOPIC:
             text = "a topic keeps no messages: read it through a subscription of your own"
             raise BulkError(409, "NotAllowed", text)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from postbus.broker.audit import Audit, AuditedChange, AuditEntry, AuditResult
 from postbus.contract import control as contract
 from postbus.contract.control import AuditPage, AuthorizationRuleDefinition
+from postbus.contract.control_groups import OfReaderGroup
 from postbus.contract.control_messages import (
     DeletedMessages,
     MessagesOf,
@@ -41,6 +42,9 @@ VERBS: Final = {
     "deleteMessages": "delete messages",
     "purgeMessages": "purge messages",
     "resendMessages": "resend messages",
+    "createReaderGroup": "create reader group",
+    "resetReaderGroup": "reset reader group",
+    "deleteReaderGroup": "delete reader group",
     **{f"put{of}AuthorizationRule": "put authorization rule" for of in ("", "Queue", "Topic")},
     **{
         f"delete{of}AuthorizationRule": "delete authorization rule" for of in ("", "Queue", "Topic")
@@ -75,6 +79,9 @@ def change_of(
             detail["sku"] = sku.value
         case AuthorizationRuleDefinition() as body:
             detail["rights"] = sorted(right.value for right in body.rights)
+        case OfReaderGroup() as body:
+            entity = path_of(body)
+            detail["group"] = body.name
         case MessagesOf() as body:
             entity = path_of(body)
             said = body.model_dump(include={"where", "session_id", "state", "to"}, by_alias=True)

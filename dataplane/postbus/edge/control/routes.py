@@ -45,6 +45,14 @@ from postbus.contract.control import (
     TopicPage,
 )
 from postbus.contract.control_counts import EntityCountsPage
+from postbus.contract.control_groups import (
+    CreateReaderGroup,
+    DroppedReaderGroup,
+    MoveReaderGroup,
+    OfReaderGroup,
+    ReaderGroupDescription,
+    ReaderGroupList,
+)
 from postbus.contract.control_messages import (
     DeletedMessages,
     DeleteMessages,
@@ -557,6 +565,36 @@ MESSAGES: Final = (
     ),
 )
 
+
+def _change_group(
+    operation: str, summary: str, answer: type[BaseModel], body: type[BaseModel], *refusals: int
+) -> Route:
+    verb = operation.removesuffix("ReaderGroup")
+    return Route(
+        operation, "POST", f"/v1/reader-groups/{verb}", "reader groups", summary, answer, body,
+        refusals=(404, *refusals), is_change=True, scope=Scope.DEFINITIONS,
+    )  # fmt: skip
+
+
+READER_GROUPS: Final = (
+    Route(
+        "listReaderGroups", "GET", "/v1/reader-groups", "reader groups",
+        "List reader groups: who reads, and how far", ReaderGroupList,
+    ),
+    _change_group(
+        "createReaderGroup", "Create a reader group, which keeps messages until it has read them",
+        ReaderGroupDescription, CreateReaderGroup, 409,
+    ),
+    _change_group(
+        "resetReaderGroup", "Let a reader group go on elsewhere, and refuse its reader",
+        ReaderGroupDescription, MoveReaderGroup, 409,
+    ),
+    _change_group(
+        "deleteReaderGroup", "Delete a reader group, and the messages that only it kept",
+        DroppedReaderGroup, OfReaderGroup,
+    ),
+)  # fmt: skip
+
 DEVELOPMENT: Final = (
     _get("getClock", "/v1/clock", "development", "the time of messages", Clock),
     Route(
@@ -594,5 +632,14 @@ DEVELOPMENT: Final = (
     ),
 )
 
-ROUTES: Final = (*NAMESPACE, *ENTITIES, *AUTHORIZATION, *HISTORY, *AUDIT, *MESSAGES, *DEVELOPMENT)
+ROUTES: Final = (
+    *NAMESPACE,
+    *ENTITIES,
+    *AUTHORIZATION,
+    *HISTORY,
+    *AUDIT,
+    *MESSAGES,
+    *READER_GROUPS,
+    *DEVELOPMENT,
+)
 """All operations of the control API."""

@@ -25,6 +25,7 @@ from postbus.message.patch import TWO_KEYS, check_properties
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from postbus.entity.group_commands import Cursor
     from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.active_messages import ActiveMessages
     from postbus.entity.topics.topic_state import TopicState
@@ -146,6 +147,14 @@ class QueueState(EntityState):
         if self._groups is None:
             self._groups = ReaderGroups(self.entity_no, self.context)
         return self._groups
+
+    def listed_groups(self) -> list[tuple[SubQueue, str, Cursor]]:
+        """Return (sub-queue, name, cursor) of each reader group, in order."""
+        return [] if self._groups is None else self._groups.all()
+
+    def next_position(self, kind: SubQueue) -> int:
+        """Return a position above all messages of a sub-queue, and not above any later one."""
+        return self.sub_queue(kind).numbering.next_position(self.context)
 
     def load_group(self, put: PutCursor) -> None:
         """Take over a stored cursor."""

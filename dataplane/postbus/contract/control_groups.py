@@ -1,0 +1,69 @@
+"""Bodies of the control API about reader groups; reading itself is the bulk API's."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from postbus.contract.bulk import GROUP_NAME, Start
+from postbus.contract.control import ResponseBody
+from postbus.contract.control_messages import MessagesOf, SubQueueName
+
+GroupName = Annotated[str, Field(pattern=GROUP_NAME)]
+
+
+class OfReaderGroup(MessagesOf):
+    """A reader group of an entity's sub-queue."""
+
+    name: GroupName
+
+
+class CreateReaderGroup(OfReaderGroup):
+    """A reader group to create; an existing one stays where it is.
+
+    `start`: `earliest` begins with the oldest message that is there, `latest` behind the newest, a
+    time with the messages enqueued from then on.
+    """
+
+    start: Start | datetime = "latest"
+
+
+class MoveReaderGroup(OfReaderGroup):
+    """A group that goes on elsewhere; its reader is refused from then on."""
+
+    start: Start | datetime
+
+
+class ReaderGroupDescription(ResponseBody):
+    """A reader group: who reads, and how far.
+
+    `unread_messages`: at most so many lie behind the last plan; null while a partition is
+    unavailable. `is_settled`: the last plan is processed. `attempts`: readers that planned it.
+    """
+
+    entity: str
+    sub_queue: SubQueueName
+    name: str
+    kind: Literal["tap"]
+    epoch: int
+    reader: str
+    plan_number: int
+    attempts: int
+    is_settled: bool
+    unread_messages: int | None
+
+
+class ReaderGroupList(ResponseBody):
+    """All reader groups. Those of `unavailable_partitions` are missing."""
+
+    items: list[ReaderGroupDescription]
+    unavailable_partitions: tuple[int, ...]
+
+
+class DroppedReaderGroup(ResponseBody):
+    """The group that was deleted."""
+
+    entity: str
+    name: str

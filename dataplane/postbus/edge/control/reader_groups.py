@@ -1,0 +1,101 @@
+"""Control API of reader groups: list, create, reset, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from postbus.broker.address import Address
+from postbus.broker.bulk import BulkAccess, BulkRefused, Group, ListedGroup
+from postbus.contract.control_groups import (
+    CreateReaderGroup,
+    DroppedReaderGroup,
+    MoveReaderGroup,
+    OfReaderGroup,
+    ReaderGroupDescription,
+    ReaderGroupList,
+)
+from postbus.edge.control.calls import Answer, Call, Handler, refused
+from postbus.edge.control.messages import SUFFIXES, path_of
+from postbus.entity.commands import Refusal, Refused, SubQueue
+
+NAMES = {
+    SubQueue.ACTIVE: "main",
+    SubQueue.DEAD_LETTER: "deadLetter",
+    SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
+}
+assert set(NAMES.values()) == set(SUFFIXES)
+
+
+class ControlReaderGroups:
+    """Handlers of reader groups."""
+
+    def __init__(self, access: BulkAccess) -> None:
+        self._access = access
+
+    def operations(self) -> Mapping[str, Handler]:
+        return {
+            "listReaderGroups": self._list,
+            "createReaderGroup": self._create,
+            "resetReaderGroup": self._reset,
+            "deleteReaderGroup": self._delete,
+        }
+
+    async def _list(self, _: Call) -> Answer:
+        listed, away = await self._access.list_groups()
+        items = [_described(each) for each in listed]
+        return Answer(ReaderGroupList(items=items, unavailable_partitions=away))
+
+    async def _create(self, call: Call) -> Answer:
+        asked = call.read(CreateReaderGroup)
+        try:
+            address = await self._address(asked)
+            group = await self._access.put_group(address, asked.name, asked.start)
+            answer = await self._answer(address, group)
+        except BulkRefused as error:
+            raise refused(error.refused) from error
+        return Answer(answer, 201 if group.is_new else 200)
+
+    async def _reset(self, call: Call) -> Answer:
+        asked = call.read(MoveReaderGroup)
+        try:
+            address = await self._address(asked)
+            group = await self._access.reset_group(address, asked.name, asked.start)
+            return Answer(await self._answer(address, group))
+        except BulkRefused as error:
+            raise refused(error.refused) from error
+
+    async def _delete(self, call: Call) -> Answer:
+        asked = call.read(OfReaderGroup)
+        try:
+            address = await self._address(asked)
+            if not await self._access.drop_group(address, asked.name):
+                text = f"{address.name} has no reader group {asked.name}"
+                raise BulkRefused(Refused(Refusal.GROUP_NOT_FOUND, text))
+        except BulkRefused as error:
+            raise refused(error.refused) from error
+        return Answer(DroppedReaderGroup(entity=address.name, name=asked.name))
+
+    async def _address(self, asked: OfReaderGroup) -> Address:
+        return await self._access.resolve(path_of(asked))
+
+    async def _answer(self, address: Address, group: Group) -> ReaderGroupDescription:
+        unread = await self._access.unread(address, group)
+        return _described(ListedGroup(address, group, unread))
+
+
+def _described(each: ListedGroup) -> ReaderGroupDescription:
+    plan = each.group.plan
+    return ReaderGroupDescription.model_validate(
+        {
+            "entity": each.address.name,
+            "sub_queue": NAMES[each.address.sub_queue],
+            "name": each.group.name,
+            "kind": each.group.cursor.kind.name.lower(),
+            "epoch": each.group.cursor.epoch,
+            "reader": each.group.cursor.reader,
+            "plan_number": plan.number,
+            "attempts": plan.attempts,
+            "is_settled": plan.is_settled,
+            "unread_messages": each.unread,
+        }
+    )

@@ -1,0 +1,43 @@
+"""`postbus groups` on a running bus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.command_line import CommandLine, folder_with_bus
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[CommandLine]:
+    with folder_with_bus() as user:
+        yield user
+
+
+def test_a_group_is_created_listed_moved_and_deleted(here: CommandLine) -> None:
+    assert here.json("groups", "list", "--output", "json") == []
+    here.ok("send", "queue.1", "hello")
+    made = here.ok("groups", "create", "queue.1", "lake", "--from", "earliest")
+    assert made == "queue.1: the reader group lake is at plan 0\n"
+    [group] = here.json("groups", "list", "--output", "json")
+    assert (group["entity"], group["name"], group["subQueue"]) == ("queue.1", "lake", "main")
+    assert group["unreadMessages"] >= 1
+    assert "lake" in here.ok("groups", "list")
+    moved = here.ok("groups", "reset", "queue.1", "lake", "--from", "latest")
+    assert "goes on from there" in moved
+    [group] = here.json("groups", "list", "--output", "json")
+    assert group["unreadMessages"] == 0
+    here.ok("groups", "create", "queue.1", "failures", "--dead-letters")
+    here.ok("groups", "drop", "queue.1", "failures", "--dead-letters")
+    here.ok("groups", "drop", "queue.1", "lake")
+    assert here.json("groups", "list", "--output", "json") == []
+
+
+def test_mistakes_are_named(here: CommandLine) -> None:
+    here.fails("groups", "drop", "queue.1", "none", code=7, says="has no reader group none")
+    here.fails("groups", "create", "absent", "lake", code=7, says="absent")
+    here.fails("groups", "create", "queue.1", "Lake", code=7, says="name")
+    here.fails("groups", "create", "queue.1", "lake", "--from", "soon", code=7, says="start")

@@ -1,0 +1,129 @@
+"""Reader groups over the control API: list, create, reset, delete."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from postbus.process.embedded import EmbeddedPostgres
+from tests.conftest import TEMPLATE, dsn_of, make_database
+from tests.edge.control.control_bus import Caller, ControlledBus, controlled_bus, path_of
+
+pytestmark = pytest.mark.slow
+
+NAMES = (f"queue-{number}" for number in itertools.count(1))
+GROUPS = "/v1/reader-groups"
+
+
+@pytest.fixture(scope="module")
+def running(
+    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlledBus]:
+    make_database(postgres_server, "control_groups", template=TEMPLATE)
+    folder = tmp_path_factory.mktemp("control")
+    with controlled_bus(dsn_of(postgres_server, "control_groups"), folder) as bus:
+        yield bus
+
+
+@pytest.fixture
+def api(running: ControlledBus) -> Caller:
+    return running.caller
+
+
+@pytest.fixture
+def queue(api: Caller) -> str:
+    name = next(NAMES)
+    assert api.put(path_of("queues", name), {}).status == 201
+    return name
+
+
+def listed(api: Caller, queue: str) -> list[dict[str, Any]]:
+    answer = api.get(GROUPS)
+    assert answer.status == 200
+    assert answer.body["unavailablePartitions"] == []
+    return [each for each in answer.body["items"] if each["entity"] == queue]
+
+
+def test_a_group_is_created_once_listed_and_deleted(api: Caller, queue: str) -> None:
+    body = {"entity": queue, "name": "lake"}
+    created = api.post(f"{GROUPS}/create", body)
+    assert (created.status, created.body["planNumber"], created.body["unreadMessages"]) == (
+        201, 0, 0,
+    )  # fmt: skip
+    assert api.post(f"{GROUPS}/create", body).status == 200
+    assert api.post(f"{GROUPS}/create", {**body, "subQueue": "deadLetter"}).status == 201
+    assert [(each["subQueue"], each["name"], each["kind"]) for each in listed(api, queue)] == [
+        ("main", "lake", "tap"),
+        ("deadLetter", "lake", "tap"),
+    ]
+    assert api.post(f"{GROUPS}/delete", body).status == 200
+    again = api.post(f"{GROUPS}/delete", body)
+    assert (again.status, again.kind) == (404, "not-found")
+    assert [each["subQueue"] for each in listed(api, queue)] == ["deadLetter"]
+
+
+def test_a_partitioned_queue_has_one_group_over_all_partitions(api: Caller) -> None:
+    name = next(NAMES)
+    assert api.put(path_of("queues", name), {"enablePartitioning": True}).status == 201
+    assert api.post(f"{GROUPS}/create", {"entity": name, "name": "lake"}).status == 201
+    assert [each["name"] for each in listed(api, name)] == ["lake"]
+    assert api.post(f"{GROUPS}/delete", {"entity": name, "name": "lake"}).status == 200
+    assert listed(api, name) == []
+
+
+def test_a_reset_group_refuses_its_reader(api: Caller, queue: str) -> None:
+    body = {"entity": queue, "name": "lake", "start": "earliest"}
+    assert api.post(f"{GROUPS}/create", body).status == 201
+    [before] = listed(api, queue)
+    for start in ("latest", "earliest", "2020-01-01T00:00:00Z"):
+        moved = api.post(f"{GROUPS}/reset", {**body, "start": start})
+        assert moved.status == 200
+        assert moved.body["epoch"] == before["epoch"] + 1
+        [before] = listed(api, queue)
+    missing = api.post(f"{GROUPS}/reset", {**body, "name": "none"})
+    assert (missing.status, missing.kind) == (404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"name": "Lake"}, 400),
+        ({"name": ""}, 400),
+        ({"name": "l" * 129}, 400),
+        ({"start": "yesterday"}, 400),
+        ({"start": 7}, 400),
+        ({"subQueue": "scheduled"}, 400),
+        ({"entity": "absent"}, 404),
+        ({"other": 1}, 400),
+    ],
+    ids=str,
+)
+def test_a_wrong_group_is_refused(
+    api: Caller, queue: str, change: dict[str, Any], status: int
+) -> None:
+    body = {"entity": queue, "name": "lake", **change}
+    assert api.post(f"{GROUPS}/create", body).status == status
+    assert listed(api, queue) == []
+
+
+def test_a_topic_and_a_forwarding_queue_have_no_groups(api: Caller, queue: str) -> None:
+    topic, forwarding = next(NAMES), next(NAMES)
+    assert api.put(path_of("topics", topic), {}).status == 201
+    assert api.put(path_of("queues", forwarding), {"forwardTo": queue}).status == 201
+    for name in (topic, forwarding):
+        assert api.post(f"{GROUPS}/create", {"entity": name, "name": "lake"}).status == 409
+        assert listed(api, name) == []
+
+
+def test_groups_are_in_the_audit(api: Caller, queue: str) -> None:
+    body = {"entity": queue, "name": "lake"}
+    api.post(f"{GROUPS}/create", body)
+    api.post(f"{GROUPS}/delete", body)
+    entries = api.get(f"/v1/audit?entity={queue}").body["items"]
+    assert [(each["verb"], each["detail"]["group"]) for each in entries[:2]] == [
+        ("delete reader group", "lake"),
+        ("create reader group", "lake"),
+    ]
