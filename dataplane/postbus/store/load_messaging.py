@@ -10,6 +10,7 @@ import json
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -121,14 +122,17 @@ async def load_bodies(
     loaded: LoadedPartition,
     all_keys: array[int],
     sides: SideRows,
+    pages: Sequence[tuple[list[int], list[int]]],
     *,
     has_settled: bool,
 ) -> None:
     """Count references to shared bodies, find unreferenced ones, record live rows with a body.
 
-    `all_keys`: those of live rows; settled rows refer to bodies too.
+    `all_keys`: those of live rows; settled rows refer to bodies too. `pages`: first ids and ends of
+    the ranges to read, in order; no live row refers to a body elsewhere (ADR 44).
     """
-    carried = await connection.fetch(CARRIED)
+    carried = [row for page in pages for row in await connection.fetch(CARRIED, *page)]
+    carried.sort(key=lambda row: int(row["body_id"]))
     carriers = {
         body_id: sum(row["is_shared"] for row in rows)
         for body_id, rows in groupby(carried, key=lambda row: row["body_id"])
@@ -138,8 +142,9 @@ async def load_bodies(
     key_count = len(all_keys)
     body_ids, counts = array("q"), array("I")
     settled_keys, settled_bodies = array("q"), array("q")  # the second: indexes into the ids
-    async with connection.transaction(readonly=True):
-        async for body_id, packed in connection.cursor(SHARED, prefetch=PAGE_ROWS):
+    is_in_order = True  # the statement does not promise it, to need no sort
+    for page in pages:
+        async for body_id, packed in _rows_of(connection, SHARED, page):
             row_keys = array("q", packed)
             if sys.byteorder == "big":
                 row_keys.byteswap()
@@ -152,39 +157,80 @@ async def load_bodies(
                 elif has_settled:
                     settled_keys.append(key)
                     settled_bodies.append(len(body_ids))
+            is_in_order = is_in_order and (not body_ids or body_ids[-1] < body_id)
             body_ids.append(body_id)
             counts.append(count)
     sides.note_sharing(starts[index] for index in sharing)
     for start in range(0, len(settled_keys), PAGE_ROWS):
-        page = settled_keys[start : start + PAGE_ROWS].tolist()
-        stored = {row["row_key"] for row in await connection.fetch(STORED, page)}
-        for key, index in zip(page, settled_bodies[start : start + PAGE_ROWS], strict=True):
+        some = settled_keys[start : start + PAGE_ROWS].tolist()
+        stored = {row["row_key"] for row in await connection.fetch(STORED, some)}
+        for key, index in zip(some, settled_bodies[start : start + PAGE_ROWS], strict=True):
             counts[index] += key in stored
-    for body_id, count in zip(body_ids, counts, strict=True):
+    pairs: Iterable[tuple[int, int]] = zip(body_ids, counts, strict=True)
+    for body_id, count in pairs if is_in_order else sorted(pairs):
         sides.bodies.load(body_id, count)
     for row in carried:
         if not row["is_settled"]:
             block = loaded.blocks[bisect_right(starts, row["row_key"]) - 1]
             sides.note_carried(row["row_key"], block.sub_queue)
-    for row in await connection.fetch(OWN_BODIES):
-        body_id = row["body_id"]
-        at = bisect_left(all_keys, body_id)
-        if at < key_count and all_keys[at] == body_id:
-            sides.keys.add(body_id)
-        elif body_id not in carriers:  # its row was deleted, or its commit never happened
-            sides.bodies.load(body_id, 0)
+    await connection.execute(ONLY_MERGE)
+    for page in pages:
+        for row in await connection.fetch(OWN_BODIES, *page):
+            body_id = row["body_id"]
+            at = bisect_left(all_keys, body_id)
+            if at < key_count and all_keys[at] == body_id:
+                sides.keys.add(body_id)
+            elif body_id not in carriers:  # its row was deleted, or its commit never happened
+                sides.bodies.load(body_id, 0)
+    await connection.execute(ANY_JOIN)
+
+
+ONLY_MERGE: Final = "set enable_nestloop = off; set enable_hashjoin = off"
+"""Settled rows are left out by a merge of two indexes: with poor statistics the planner may take a
+join whose cost grows with the square of the page, or a hash of all settled rows for each page."""
+ANY_JOIN: Final = "reset enable_nestloop; reset enable_hashjoin"
+
+
+async def _rows_of(
+    connection: Connection, sql: str, page: tuple[list[int], list[int]]
+) -> AsyncIterator[asyncpg.Record]:
+    async with connection.transaction(readonly=True):
+        async for row in connection.cursor(sql, *page, prefetch=PAGE_ROWS):
+            yield row
 
 
 CARRIED: Final = """
-select e.row_key, e.body_id, s.body_id is not null as is_shared,
-       exists (select from settled d where d.row_key = e.row_key) as is_settled
-from embodied e left join shared s on s.body_id = e.body_id
-order by e.body_id
+select found.row_key, found.body_id,
+       (select s.body_id from shared s where s.body_id = found.body_id) is not null as is_shared,
+       (select d.row_key from settled d where d.row_key = found.row_key) is not null as is_settled
+from unnest($1::bigint[], $2::bigint[]) as r (first_key, end_key)
+cross join lateral (
+    select e.row_key, e.body_id from embodied e
+    where e.body_id >= r.first_key and e.body_id < r.end_key
+) as found
 """
 STORED: Final = "select row_key from message where row_key = any ($1::bigint[])"
-SHARED: Final = "select body_id, row_keys from shared order by body_id"
+SHARED: Final = """
+select found.body_id, found.row_keys
+from unnest($1::bigint[], $2::bigint[]) as r (first_key, end_key)
+cross join lateral (
+    select s.body_id, s.row_keys from shared s
+    where s.body_id >= r.first_key and s.body_id < r.end_key order by s.body_id
+) as found
+"""
 OWN_BODIES: Final = """
-select body_id from body b
-where chunk = 0 and not exists (select from shared s where s.body_id = b.body_id)
-  and not exists (select from settled d where d.row_key = b.body_id)
+select found.body_id
+from unnest($1::bigint[], $2::bigint[]) as r (first_key, end_key)
+cross join lateral (
+    select b.body_id from body b
+    where b.body_id >= r.first_key and b.body_id < r.end_key and b.chunk = 0
+      and not exists (
+          select from shared s
+          where s.body_id = b.body_id and s.body_id >= r.first_key and s.body_id < r.end_key
+      )
+      and not exists (
+          select from settled d
+          where d.row_key = b.body_id and d.row_key >= r.first_key and d.row_key < r.end_key
+      )
+) as found
 """

@@ -55,18 +55,22 @@ create table embodied (
     constraint embodied_pkey primary key (row_key)
 );
 
+create index embodied_body on embodied (body_id);
+
 -- Bodies written before the commit that refers to them; what is left here at a load is an orphan.
 create table staged (
     body_id bigint not null,
     constraint staged_pkey primary key (body_id)
 );
 
+-- `settled_parts`: a bit for each part in which everything is settled; the load skips it (ADR 44).
 create table block (
     first_key bigint not null,
     size integer not null,
     entity_no integer not null,
     sub_queue smallint not null,
     first_sequence bigint not null,
+    settled_parts bigint not null default 0,
     constraint block_pkey primary key (first_key)
 );
 

@@ -4,7 +4,8 @@ A settled row stays in `message`; `settled` records that it is not live, the rea
 The load finds the entities with such rows, so that others cost nothing. Rows are deleted in chunks
 outside the journal, so that no commit waits for them: when their retention has ended, and every tap
 of their sub-queue has read them. The same statement raises `low_mark`, from which a reader knows
-that rows are missing. Called by `upkeep.py`.
+that rows are missing. Blocks in which everything is settled are marked (`marking.py`), so that a
+load skips them. Called by `upkeep.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from postbus.entity.outcomes import (
     Mutation,
     PutCursor,
     PutDefinition,
+    ReserveBlock,
     SettleRows,
 )
 from postbus.store.errors import Connection
 from postbus.store.fenced import fenced
+from postbus.store.marking import SettledParts, unpacked_keys
+from postbus.store.parts import GRANULE_BITS
 from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
 from postbus.store.taps import ALL_KEYS, Pins, Taps
@@ -47,6 +51,8 @@ class SettledRows:
         self._retentions: dict[int, int] = {}
         self._taps = Taps()
         self._entities: set[int] = set()
+        self._parts = SettledParts(store, partition_id, epoch)
+        self._uncounted: list[int] = []
 
     async def load(self, loaded: LoadedPartition, connection: Connection) -> int:
         """Find the entities with settled rows; return their approximate number."""
@@ -55,6 +61,7 @@ class SettledRows:
         for put in loaded.cursors:
             self._taps.put(put)
         self._entities = {row["entity_no"] for row in await connection.fetch(ENTITIES)}
+        await self._parts.load(loaded, self._entities, connection)
         return await connection.fetchval(ABOUT_ROWS) if self._entities else 0
 
     def note(self, change: Mutation) -> None:
@@ -62,6 +69,9 @@ class SettledRows:
         if type(change) is SettleRows:
             self._entities.add(change.entity_no)
             self._taps.note_settled(change.entity_no, change.row_keys)
+            self._parts.touch(change.entity_no, change.row_keys)
+        elif type(change) is ReserveBlock:
+            self._parts.add_block(change)
         elif type(change) is PutCursor:
             self._taps.put(change)
         elif type(change) is DropCursor:
@@ -186,25 +196,63 @@ class SettledRows:
                 sql, entity_no, before_ms, self._limits.reap_rows, *bounds
             )
         assert row is not None
+        if row["count"]:
+            self._parts.touch_reaped(row["granules"])
         if row["shared_ids"] is not None:
-            self._bodies.release(row["shared_ids"])
+            self._uncounted += self._bodies.release(row["shared_ids"])
         if row["own_ids"] is not None:
             self._bodies.orphan(row["own_ids"])
         return row
 
+    async def look(self) -> bool:
+        """Mark what the load may skip, and find bodies that lost their last row.
 
+        Returns whether more is to be done. Raises StoreUnavailable, Fenced.
+        """
+        while self._uncounted:
+            body_ids = self._uncounted[:UNCOUNTED_BODIES]
+            async with fenced(self._store, self._partition_id, self._epoch) as connection:
+                await connection.execute(BY_INDEX)
+                self._bodies.bury(await _unreferenced(connection, set(body_ids)))
+            del self._uncounted[: len(body_ids)]
+        return await self._parts.look()
+
+
+async def _unreferenced(connection: Connection, body_ids: set[int]) -> set[int]:
+    """Return those of the shared bodies that no row refers to."""
+    left = body_ids - {row["body_id"] for row in await connection.fetch(CARRIED, list(body_ids))}
+    keys: list[int] = []
+    owners: dict[int, int] = {}
+    for row in await connection.fetch(REFERENCES, list(left)):
+        for key in unpacked_keys([row["row_keys"]]):
+            owners[key] = row["body_id"]
+            keys.append(key)
+    for start in range(0, len(keys), STORED_KEYS):
+        page = [key for key in keys[start : start + STORED_KEYS] if owners[key] in left]
+        for row in await connection.fetch(STORED, page):
+            left.discard(owners[row["row_key"]])
+    return left
+
+
+UNCOUNTED_BODIES: Final = 100
+STORED_KEYS: Final = 2_000
+CARRIED: Final = "select distinct body_id from embodied where body_id = any ($1::bigint[])"
+REFERENCES: Final = "select body_id, row_keys from shared where body_id = any ($1::bigint[])"
+STORED: Final = "select row_key from message where row_key = any ($1::bigint[])"
 ENTITIES: Final = """
 with recursive found as (
-    (select entity_no from settled order by entity_no limit 1)
+    (select entity_no from settled order by entity_no desc, settled_ms desc limit 1)
     union all
     select (
         select s.entity_no from settled s
-        where s.entity_no > found.entity_no order by s.entity_no limit 1
+        where s.entity_no < found.entity_no
+        order by s.entity_no desc, s.settled_ms desc limit 1
     )
     from found where found.entity_no is not null
 )
 select entity_no from found where entity_no is not null
 """
+"""Backwards: the oldest entries of the index may be of deleted rows."""
 ABOUT_ROWS: Final = """
 select greatest(reltuples, 0)::bigint from pg_class where oid = 'settled'::regclass
 """
@@ -244,6 +292,7 @@ with old as materialized (
     from gone where body_id is not null
 )
 select (select count(*) from old) as count, {has_later} as has_later,
+       array(select row_key >> {granule_bits} from old) as granules,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where not is_shared) as own_ids
 """
@@ -251,14 +300,19 @@ REAP: Final = _REAP.format(
     more="",
     order="s.settled_ms",
     has_later="exists (select from settled where entity_no = $1 and settled_ms >= $2)",
+    granule_bits=GRANULE_BITS,
 )
 REAP_RANGE: Final = _REAP.format(
-    more="and s.row_key >= $4 and s.row_key < $5", order="s.row_key", has_later="true"
+    more="and s.row_key >= $4 and s.row_key < $5",
+    order="s.row_key",
+    has_later="true",
+    granule_bits=GRANULE_BITS,
 )
 REAP_TAPPED: Final = _REAP.format(
     more="and s.settled_ms >= $4 and s.row_key < ($5::bigint[])[b.sub_queue + 1]",
     order="s.settled_ms",
     has_later="true",
+    granule_bits=GRANULE_BITS,
 )
 """The cursors by sub-queue, whose number begins at 0; arrays begin at 1."""
 BLOCKS_TO_REAP: Final = """

@@ -58,9 +58,13 @@ class BodyCounts:
         counts[body_id - first_key] = count | LARGE if is_large else count
         self._live[first_key] += 1
 
-    def release(self, packed: bytes) -> None:
-        """Release one reference for each id; ids are packed in eight bytes, big-endian."""
+    def release(self, packed: bytes) -> list[int]:
+        """Release one reference for each id; ids are packed in eight bytes, big-endian.
+
+        Returns the ids that are not counted: the load skips bodies that only settled rows refer to.
+        """
         first_keys, blocks = self._first_keys, self._blocks
+        unknown: list[int] = []
         for body_id in _unpacked(packed):
             index = bisect_left(first_keys, body_id + 1) - 1
             if index >= 0:
@@ -76,7 +80,9 @@ class BodyCounts:
                         (self.large_dead if left else self.dead).append(body_id)
                         self._forget_one(index)
                     continue
-            self._release_old(body_id)
+            if not self._release_old(body_id):
+                unknown.append(body_id)
+        return unknown
 
     def retain(self, packed: bytes) -> None:
         """Add one reference for each id; a body with a single row then has two."""
@@ -104,6 +110,10 @@ class BodyCounts:
         """Add bodies whose only row was deleted, packed as for `release`."""
         self.large_dead.extend(_unpacked(packed))
 
+    def bury(self, body_ids: Iterable[int]) -> None:
+        """Add bodies that are not counted and that no row refers to any longer."""
+        self.large_dead.extend(body_ids)
+
     def take_dead(self) -> list[int]:
         """Return small bodies for the current commit to remove."""
         dead = self.dead
@@ -119,14 +129,17 @@ class BodyCounts:
         if not self._live[first_key]:
             del self._live[first_key], self._blocks[first_key], self._first_keys[index]
 
-    def _release_old(self, body_id: int) -> None:
+    def _release_old(self, body_id: int) -> bool:
+        """Release a reference to a loaded body; return whether it is counted."""
         index = bisect_left(self._old_ids, body_id)
-        if index < len(self._old_ids) and self._old_ids[index] == body_id:
-            left = self._old_counts[index]
-            assert left, "a body has more references than rows"
-            self._old_counts[index] = left - 1
-            if left == 1:
-                self.large_dead.append(body_id)
+        if index >= len(self._old_ids) or self._old_ids[index] != body_id:
+            return False
+        left = self._old_counts[index]
+        assert left, "a body has more references than rows"
+        self._old_counts[index] = left - 1
+        if left == 1:
+            self.large_dead.append(body_id)
+        return True
 
 
 def _unpacked(packed: bytes) -> Iterable[int]:

@@ -118,11 +118,12 @@ class Upkeep:
 
         Commits that drop entities or ids delete only a limited number of rows. Entity numbers are
         never reused, so this is safe. `now_ms` is entity time. Returns whether expired settled rows
-        are left. Raises StoreUnavailable, Fenced.
+        are left, or parts to mark. Raises StoreUnavailable, Fenced.
         """
         reaped, is_left = await self._settled.reap(now_ms)
         self._deletes += reaped
         self._rows -= reaped
+        is_left |= await self._settled.look()
         for entity_no, before_ms in list(self._forgotten.items()):
             await self._delete_all(REAP_SEEN, entity_no, before_ms, self._limits.reap_ids)
             if self._forgotten.get(entity_no) == before_ms:

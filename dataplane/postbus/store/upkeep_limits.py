@@ -32,6 +32,12 @@ class UpkeepLimits:
     reap_rows: int = 1_000
     """Settled rows that one statement deletes."""
 
+    look_keys: int = 16_384
+    """Keys of the parts that one statement checks for marks: 30 ms (ADR 44)."""
+
+    look_s: float = 2.0
+    """Time limit of one run of marking, a fifth of the usual pause."""
+
     reap_s: float = 5.0
     """Time limit of one run of reaping, after which other upkeep runs: half of the usual pause."""
 
