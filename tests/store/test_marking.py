@@ -412,6 +412,19 @@ async def test_pages_hold_the_keys_of_many_ranges(
     assert await keys_of(store) == [*live, *range(SECOND, SECOND + 3)]
 
 
+async def test_rows_that_were_settled_earlier_than_deleted_ones_are_deleted(store: Store) -> None:
+    """Each look begins where the last one ended, but for rows whose commit came late."""
+    it = await start(store, reserve(FIRST))
+    await fill(it, range(FIRST, FIRST + 8))
+    await it.commit(settle([FIRST], settled_ms=NOW_MS + 5))
+    await it.journal.upkeep(LATER_MS + 5)
+    assert await it.journal.read_rows([FIRST]) == []
+    await it.commit(settle([FIRST + 1], settled_ms=NOW_MS))
+    await it.journal.upkeep(LATER_MS + 5)
+    assert await it.journal.read_rows([FIRST + 1]) == []
+    await it.journal.close()
+
+
 # --- versions ---------------------------------------------------------------------------------
 
 RESERVE_BEFORE = """

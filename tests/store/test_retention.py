@@ -487,7 +487,7 @@ async def test_chunks_come_from_the_index(store: Store, database: str) -> None:
         await start(it)
         await look.execute("insert into settled select n, 1, 1, n from generate_series(1, 20000) n")
         sql = retention_module.REAP
-        for number, value in enumerate(("1", "30000", "10"), start=1):
+        for number, value in enumerate(("1", "30000", "10", "0"), start=1):
             sql = sql.replace(f"${number}", value)
         async with look.transaction():
             await look.execute(retention_module.BY_INDEX)

@@ -29,7 +29,7 @@ from postbus.entity.outcomes import (
 from postbus.store.errors import Connection
 from postbus.store.fenced import fenced
 from postbus.store.marking import SettledParts, unpacked_keys
-from postbus.store.parts import GRANULE_BITS
+from postbus.store.parts import GRANULE_BITS, MAX_KEY
 from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
 from postbus.store.taps import ALL_KEYS, Pins, Taps
@@ -52,6 +52,8 @@ class SettledRows:
         self._taps = Taps()
         self._entities: set[int] = set()
         self._parts = SettledParts(store, partition_id, epoch)
+        self._floors: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
         self._uncounted: list[int] = []
 
     async def load(self, loaded: LoadedPartition, connection: Connection) -> int:
@@ -67,15 +69,21 @@ class SettledRows:
     def note(self, change: Mutation) -> None:
         """Record a durable mutation."""
         if type(change) is SettleRows:
-            self._entities.add(change.entity_no)
-            self._taps.note_settled(change.entity_no, change.row_keys)
-            self._parts.touch(change.entity_no, change.row_keys)
+            entity_no, settled_ms = change.entity_no, change.settled_ms
+            self._entities.add(entity_no)
+            if settled_ms < self._noted.get(entity_no, MAX_KEY):
+                self._noted[entity_no] = settled_ms
+            if settled_ms < self._floors.get(entity_no, 0):
+                self._floors[entity_no] = settled_ms
+            self._taps.note_settled(entity_no, change.row_keys)
+            self._parts.touch(entity_no, change.row_keys)
         elif type(change) is ReserveBlock:
             self._parts.add_block(change)
         elif type(change) is PutCursor:
             self._taps.put(change)
         elif type(change) is DropCursor:
             self._taps.drop(change)
+            self._floors.pop(change.entity_no, None)  # below it are rows that the tap kept
         elif type(change) is PutDefinition:
             self._define(change.entity_no, change.properties)
         elif type(change) is DropDefinition:
@@ -110,7 +118,11 @@ class SettledRows:
         return reaped, False
 
     async def _reap_all(self, entity_no: int, now_ms: int, until: float) -> tuple[int, bool]:
-        """Delete the expired rows of an entity without taps."""
+        """Delete the expired rows of an entity without taps.
+
+        Each search begins where the last one ended: the index has deleted rows until the next
+        VACUUM.
+        """
         reaped = 0
         is_left = is_full = True
         has_later = False
@@ -120,8 +132,14 @@ class SettledRows:
             while is_full:
                 if time.monotonic() > until:
                     return reaped, True
-                before_ms = self._before_ms(entity_no, now_ms)
-                row = await self._reap_chunk(REAP, entity_no, before_ms)
+                self._noted.pop(entity_no, None)
+                row = await self._reap_chunk(
+                    REAP, entity_no, now_ms, self._floors.get(entity_no, 0)
+                )
+                if row["count"]:
+                    # Rows whose commit was not visible yet may be older.
+                    noted_ms = self._noted.get(entity_no, MAX_KEY)
+                    self._floors[entity_no] = min(row["last_ms"], noted_ms)
                 count, has_later = int(row["count"]), bool(row["has_later"])
                 reaped += count
                 is_full = count == self._limits.reap_rows
@@ -138,7 +156,6 @@ class SettledRows:
         retention ended.
         """
         reaped = 0
-        before_ms = self._before_ms(entity_no, now_ms)
         first_key, pins.first_key = pins.first_key, ALL_KEYS
         is_done = False
         try:
@@ -147,7 +164,7 @@ class SettledRows:
                 while count == self._limits.reap_rows:
                     if time.monotonic() > until:
                         return reaped, True
-                    row = await self._reap_chunk(REAP_RANGE, entity_no, before_ms, start, end)
+                    row = await self._reap_chunk(REAP_RANGE, entity_no, now_ms, start, end)
                     count = int(row["count"])
                     reaped += count
                 first_key = end
@@ -161,11 +178,11 @@ class SettledRows:
                 if time.monotonic() > until:
                     return reaped, True
                 row = await self._reap_chunk(
-                    REAP_TAPPED, entity_no, before_ms, pins.scanned_ms, pins.bounds()
+                    REAP_TAPPED, entity_no, now_ms, pins.scanned_ms, pins.bounds()
                 )
                 count = int(row["count"])
                 reaped += count
-            pins.scanned_ms = before_ms - LATE_MS
+            pins.scanned_ms = self._before_ms(entity_no, now_ms) - LATE_MS
         return reaped, False
 
     async def _ranges(self, entity_no: int, pins: Pins, first_key: int) -> list[tuple[int, int]]:
@@ -187,11 +204,12 @@ class SettledRows:
         return now_ms + 1 if retention_ms is None else now_ms - retention_ms
 
     async def _reap_chunk(
-        self, sql: str, entity_no: int, before_ms: int, *bounds: object
+        self, sql: str, entity_no: int, now_ms: int, *bounds: object
     ) -> asyncpg.Record:
-        """Delete a chunk; return its size, and whether later rows stay."""
+        """Delete a chunk; return its size, its last time, and whether later rows stay."""
         async with fenced(self._store, self._partition_id, self._epoch) as connection:
             await connection.execute(BY_INDEX)
+            before_ms = self._before_ms(entity_no, now_ms)  # the definition may have changed
             row = await connection.fetchrow(
                 sql, entity_no, before_ms, self._limits.reap_rows, *bounds
             )
@@ -260,7 +278,7 @@ BY_INDEX: Final = "set local enable_seqscan = off; set local enable_bitmapscan =
 """Else the planner, without good statistics of these tables, sorts all old rows per chunk."""
 _REAP: Final = """
 with old as materialized (
-    select s.row_key, b.sub_queue
+    select s.row_key, s.settled_ms, b.sub_queue
     from settled s
     left join lateral (
         select sub_queue from block where first_key <= s.row_key order by first_key desc limit 1
@@ -292,12 +310,13 @@ with old as materialized (
     from gone where body_id is not null
 )
 select (select count(*) from old) as count, {has_later} as has_later,
+       (select max(settled_ms) from old) as last_ms,
        array(select row_key >> {granule_bits} from old) as granules,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where not is_shared) as own_ids
 """
 REAP: Final = _REAP.format(
-    more="",
+    more="and s.settled_ms >= $4",
     order="s.settled_ms",
     has_later="exists (select from settled where entity_no = $1 and settled_ms >= $2)",
     granule_bits=GRANULE_BITS,
