@@ -159,22 +159,22 @@ class Postbus(Server):
 
     def table_bytes(self) -> tuple[int, int]:
         """Return the heap of all its tables, and the same with indexes and TOAST."""
-        row = asyncio.run(_fetch_row(self._reachable_dsn(), _HEAP_SQL))
+        row = asyncio.run(_fetch_row(self.reachable_dsn(), _HEAP_SQL))
         heap, total = (int(str(value)) for value in row)
         return heap, total
 
     def settled_rows(self) -> int:
         """Return how many messages it keeps that are settled, in all its partitions."""
-        return asyncio.run(_count_settled(self._reachable_dsn()))
+        return asyncio.run(_count_settled(self.reachable_dsn()))
 
     def _postgres_version(self) -> str:
         try:
-            row = asyncio.run(_fetch_row(self._reachable_dsn(), "SHOW server_version"))
+            row = asyncio.run(_fetch_row(self.reachable_dsn(), "SHOW server_version"))
         except (OSError, BenchError):
             return "Postgres"
         return f"Postgres {str(row[0]).split()[0]}"
 
-    def _reachable_dsn(self) -> str:
+    def reachable_dsn(self) -> str:
         """Return the DSN given, or one for the private socket of the embedded server."""
         if self.dsn is not None:
             return self.dsn
@@ -200,6 +200,23 @@ async def _fetch_row(dsn: str, query: str) -> tuple[object, ...]:
     connection = await asyncpg.connect(dsn, timeout=10)
     try:
         return tuple(await connection.fetchrow(query) or ())
+    finally:
+        await connection.close()
+
+
+async def fetch_value(dsn: str, query: str) -> object:
+    """Return the first column of the first row."""
+    return (await _fetch_row(dsn, query) or (None,))[0]
+
+
+async def run_script(dsn: str, script: str) -> None:
+    """Run statements one after the other, each in a transaction of its own, on one connection."""
+    import asyncpg
+
+    connection = await asyncpg.connect(dsn, timeout=10)
+    try:
+        for statement in script.split(";"):
+            await connection.execute(statement)
     finally:
         await connection.close()
 

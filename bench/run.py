@@ -27,6 +27,7 @@ from rich.console import Console
 import procfs
 from costly_rules import COSTLY_RULE_ROWS
 from fan_out import FAN_OUT_ROWS
+from history import HISTORY_ROWS
 from many import MANY_ROWS
 from measuring import MAIN_QUEUE, Bench, LoadClient, Result
 from messaging import MESSAGING_ROWS
@@ -51,6 +52,7 @@ ROWS = (
     *WAITING_ROWS,
     *HTTP_ROWS,
     *MANY_ROWS,
+    *HISTORY_ROWS,
 )
 EPILOG = """
 Examples:
