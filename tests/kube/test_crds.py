@@ -77,6 +77,7 @@ def rule(name: str = "one", **fields: Any) -> Spec:
 
 SQL: Final = {"sqlExpression": "a = 1"}
 PREMIUM: Final = {"sku": {"name": "Premium"}}
+PREMIUM_OF_ONE: Final = PREMIUM | {"premiumMessagingPartitions": 1}
 DSN: Final = {"secretRef": {"name": "db"}}
 
 # kind, spec, part of the error
@@ -270,6 +271,12 @@ REFUSED_CHANGES: Final = [
         {"owner": {"name": "a", "namespace": "b"}},
         "owner cannot be changed",
     ),
+    (
+        "Queue",
+        {"owner": {"name": "a", "namespace": "b"}},
+        {"owner": {"name": "a"}},
+        "owner cannot be changed",
+    ),
     ("Queue", {}, {"entityName": "other"}, "entityName cannot be changed"),
     ("Queue", {"entityName": "other"}, {}, "entityName cannot be changed"),
     ("Topic", {"entityName": "a"}, {"entityName": "b"}, "entityName cannot be changed"),
@@ -321,6 +328,12 @@ REFUSED_CHANGES: Final = [
     ),
     (
         "Namespace",
+        stores({"name": "a", "postgres": DSN}),
+        stores(managed("a")),
+        "a store stays managed or not",
+    ),
+    (
+        "Namespace",
         stores(managed("a", size="10Gi")),
         stores(managed("a", size="9000Mi")),
         "a volume cannot shrink",
@@ -329,6 +342,12 @@ REFUSED_CHANGES: Final = [
         "Namespace",
         stores(managed("a")),
         stores(managed("a", storageClassName="fast")),
+        "the storage class of a volume cannot be changed",
+    ),
+    (
+        "Namespace",
+        stores(managed("a", storageClassName="fast")),
+        stores(managed("a")),
         "the storage class of a volume cannot be changed",
     ),
 ]
@@ -467,6 +486,20 @@ def test_every_rule_has_a_case() -> None:
         and any(said in rule.message for each, said in cases if each == kind.name)
     }
     assert rules - tried == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "field"),
+    [
+        ("Queue", {"entityName": "orders", "forwardTo": "orders"}, "spec.forwardTo"),
+        ("Subscription", {"forwardTo": "events"}, "spec.forwardTo"),
+        ("Subscription", rule(filterType="SqlFilter"), "spec.rules[0].filterType"),
+        ("Namespace", {"sku": {"name": "Basic", "capacity": 2}}, "spec.sku.capacity"),
+        ("Namespace", operator(brokers=16) | PREMIUM_OF_ONE, "spec.operatorSpec.brokers"),
+    ],
+)
+def test_refusal_names_the_field(server: ApiServer, kind: str, spec: Spec, field: str) -> None:
+    assert f"{field}: Invalid value" in refusal(server, resource(kind, spec))
 
 
 def test_queue_without_a_name_of_its_own_does_not_forward_to_itself(server: ApiServer) -> None:
