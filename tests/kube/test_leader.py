@@ -51,8 +51,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def elector(api: Api, lease: str, clock: Clock, identity: str) -> Elector:
-    times = LeaseTimes(15, 10, RETRY_S, monotonic=clock, now=lambda: datetime.now(UTC))
+def elector(api: Api, lease: str, clock: Clock, identity: str, *, duration_s: int = 15) -> Elector:
+    times = LeaseTimes(duration_s, 10, RETRY_S, monotonic=clock, now=lambda: datetime.now(UTC))
     return Elector(api, PLACE, lease, identity, times, random.Random(1))
 
 
@@ -90,6 +90,21 @@ async def test_a_standby_takes_over_when_the_lease_did_not_change_for_its_durati
     found = await api.get(LEASES, PLACE, lease)
     assert found["spec"]["holderIdentity"] == "b"
     assert second == epoch_of(found)
+
+
+async def test_a_standby_waits_for_the_duration_of_the_holder(
+    api: Api, lease: str, clock: Clock
+) -> None:
+    """During an upgrade the two may have other settings."""
+    await acquired(elector(api, lease, clock, "a", duration_s=60))
+    standby = elector(api, lease, clock, "b")
+    waiting = asyncio.create_task(standby.acquire())
+    assert await still_waits(waiting, standby, clock)
+    clock.seconds += 59
+    assert await still_waits(waiting, standby, clock)
+    clock.seconds += 1
+    async with asyncio.timeout(20):
+        await waiting
 
 
 async def test_a_holder_that_renews_keeps_the_lease(api: Api, lease: str, clock: Clock) -> None:
@@ -159,6 +174,21 @@ async def test_a_holder_that_was_replaced_stops(api: Api, lease: str, clock: Clo
     found = await api.get(LEASES, PLACE, lease)
     await api.replace(LEASES, found | {"spec": found["spec"] | {"holderIdentity": "b"}})
     with pytest.raises(LeadershipLost, match="b holds"):
+        async with asyncio.timeout(20):
+            await leader.hold()
+
+
+async def test_a_holder_whose_lease_was_made_again_with_its_name_stops(
+    api: Api, lease: str, clock: Clock
+) -> None:
+    """As a restored backup does: the Lease has another epoch."""
+    leader = elector(api, lease, clock, "a")
+    await acquired(leader)
+    found = await api.get(LEASES, PLACE, lease)
+    await api.delete(LEASES, PLACE, lease)
+    copy = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "spec": found["spec"]}
+    await api.create(LEASES, PLACE, copy | {"metadata": {"name": lease}})
+    with pytest.raises(LeadershipLost, match="made again"):
         async with asyncio.timeout(20):
             await leader.hold()
 
