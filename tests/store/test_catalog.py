@@ -233,6 +233,13 @@ async def test_a_change_of_a_former_owner_is_not_written(
     assert await catalog.load() == (0, [])
 
 
+async def test_the_epoch_of_callers_does_not_fall(catalog: FreeCatalog, store: Store) -> None:
+    fence = await fence_of(store)
+    epochs = CallerEpochStore(store)
+    assert [await epochs.raise_to(each, fence.epoch) for each in (7, 5, 7, 8)] == [7, 7, 7, 8]
+    assert await epochs.load() == 8
+
+
 async def test_a_change_of_an_older_caller_is_not_written(
     catalog: FreeCatalog, store: Store
 ) -> None:

@@ -287,6 +287,26 @@ async def test_older_caller_is_refused_where_another_owner_admitted_a_newer_one(
     assert bus.administration.find("b") is None
 
 
+async def test_newer_caller_waits_for_the_changes_of_an_older_one(brokers: Brokers) -> None:
+    bus = await brokers.start("first")
+    assert bus._opened is not None
+    fence = bus._opened.fence
+    order: list[str] = []
+
+    async def change_later() -> None:
+        async with fence.admitted(3):
+            order.append("newer")
+            await create(bus, "last")
+
+    async with fence.admitted(2):
+        newer = asyncio.ensure_future(change_later())
+        for number in range(20):  # time for one that does not wait
+            await create(bus, f"queue-{number}")
+        order.append("older")
+    await newer
+    assert order == ["older", "newer"]
+
+
 async def test_broker_that_resumes_claims_no_partition_of_the_new_owner(
     brokers: Brokers, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
