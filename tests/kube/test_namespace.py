@@ -25,6 +25,7 @@ from postbus_operator.kube.resource_types import (
     VOLUME_CLAIMS,
 )
 from postbus_operator.namespaces.deletion import PURGE_AT, sweep
+from postbus_operator.objects import Key
 from tests.assembly.test_start_waits import starting
 from tests.broker.partition.test_host import until
 from tests.edge.control.control_bus import ControlledBus, controlled_bus
@@ -205,6 +206,19 @@ async def test_drift_is_repaired(rig: Rig) -> None:
     found = await rig.get(STATEFUL_SETS, "shop-bus-broker")
     assert found is not None
     assert found["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+async def test_a_rule_that_somebody_adds_to_a_policy_goes(rig: Rig) -> None:
+    await rig.put({})
+    await rig.look()
+    before = await rig.get(NETWORK_POLICIES, "shop-bus-broker")
+    assert before is not None
+    wide = {"spec": {"ingress": [*before["spec"]["ingress"], {}]}}
+    await rig.request("PATCH", NETWORK_POLICIES, "shop-bus-broker", wide)
+    await rig.look()
+    found = await rig.get(NETWORK_POLICIES, "shop-bus-broker")
+    assert found is not None
+    assert found["spec"] == before["spec"]
 
 
 async def test_observe_names_differences_and_writes_nothing(rig: Rig) -> None:
@@ -542,6 +556,40 @@ async def test_deletion_keeps_data_for_the_retention(rig: Rig) -> None:
     await rig.look()
     assert set((await marks(rig)).values()) == {None}
     assert await rig.data_of("shop-bus-sealing-key") == key
+
+
+async def test_a_second_look_at_a_deletion_does_not_prolong_the_retention(rig: Rig) -> None:
+    """As after a crash before the finalizer went."""
+    await rig.put(operator(deletionPolicy="Delete"))
+    await rig.look()
+    await rig.delete(RESOURCES["Namespace"], "shop-bus")
+    await rig.see()
+    resource = rig.cache.get(Key("Namespace", rig.namespace, "shop-bus"))
+    assert resource is not None
+    await rig.reconciler(rig.context, resource)
+    found = await marks(rig)
+    assert found["sealing-key"] is not None
+    rig.later += timedelta(days=1)
+    await rig.look()
+    await gone(rig)
+    assert await marks(rig) == found
+
+
+@pytest.mark.parametrize(
+    ("policy", "annotations"),
+    [({"reconcilePolicy": "Observe"}, {}), ({}, {"postbus.dev/paused": "true"})],
+    ids=["observed", "paused"],
+)
+async def test_data_of_a_bus_that_is_left_alone_has_no_end(
+    rig: Rig, policy: dict[str, str], annotations: dict[str, str]
+) -> None:
+    await rig.put(operator(deletionPolicy="Delete"))
+    await rig.look()
+    await rig.put(operator(deletionPolicy="Delete", **policy), **annotations)
+    await rig.delete(RESOURCES["Namespace"], "shop-bus")
+    await rig.look()
+    await gone(rig)
+    assert set((await marks(rig)).values()) == {None}
 
 
 async def test_data_goes_when_its_retention_has_ended(rig: Rig) -> None:
