@@ -496,6 +496,47 @@ async def test_clients_that_read_the_secret_again_are_never_refused(keys: Keys) 
             await client.get_queue_sender("orders").send_messages(ServiceBusMessage("refused"))
 
 
+async def test_the_pause_of_a_rotation_begins_when_the_last_secret_hides_the_key(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.put("Queue", {"owner": {"name": "shop"}, "authorizationRules": [APP, READER]})
+    await keys.sync()
+    before = keys.rules()
+    keys.annotate("Queue", "primary")
+    api = keys.context.api
+    apply, written = api.apply, []
+
+    async def crash_after_the_first(wanted: dict[str, Any]) -> object:
+        if written:
+            raise RuntimeError("killed")
+        written.append(wanted["metadata"]["name"])
+        return await apply(wanted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "apply", crash_after_the_first)
+        with pytest.raises(RuntimeError):
+            await keys.sync()
+    assert written == ["orders-queue-app"]
+    keys.now += timedelta(seconds=300)
+    assert (await keys.sync()).retry_s == 300
+    assert keys.rules() == before
+    keys.now += timedelta(seconds=300)
+    assert [each.reason for each in (await keys.sync()).events] == ["KeysRotated"]
+
+
+async def test_a_request_that_comes_during_a_rotation_is_kept(keys: Keys) -> None:
+    keys.put("Queue", QUEUE)
+    await keys.sync()
+    keys.annotate("Queue", "primary")
+    await keys.sync()
+    keys.now += timedelta(seconds=300)
+    bus, former = keys.seen("Namespace", "shop"), keys.seen("Queue")
+    keys.annotate("Queue", "secondary")
+    result = await sync_keys(keys.context, keys.session, bus, former)
+    assert [each.reason for each in result.events] == ["KeysRotated"]
+    assert keys.seen("Queue").annotations[ROTATE] == "secondary"
+
+
 async def test_a_rotation_that_is_taken_back_shows_the_key_again(keys: Keys) -> None:
     keys.put("Queue", {"owner": {"name": "shop"}, "authorizationRules": [APP]})
     await keys.sync()
