@@ -20,7 +20,9 @@ from typing import Any, Final
 import pytest
 
 from postbus_operator.kube.resource_types import (
+    CERTIFICATES,
     CHILDREN,
+    DISRUPTION_BUDGETS,
     EVENTS,
     NETWORK_POLICIES,
     RESOURCES,
@@ -38,10 +40,12 @@ from tests.kube.api_server import (
     api_server,
     missing_programs,
 )
+from tests.kube.conftest import DEFINITIONS, wait_until_established
 from tests.kube.helm import SYSTEM, Object, Values, helm, rendered
 
 WAIT_S: Final = 60.0
 PLACE: Final = "team-a"
+BROKERS: Final = "shop-bus-broker"
 STORE: Final = "shop-bus-store-main"
 CLAIM: Final = f"data-{STORE}-0"
 MERGE: Final = "application/merge-patch+json"
@@ -59,7 +63,7 @@ UNUSED: Final[dict[str, set[Grant]]] = {
     "a conflict with another writer": {("get", BUS, each) for each in ("busnamespaces", *ENTITIES)},
     "a broker that deletes idle entities": {("delete", BUS, each) for each in ENTITIES},
     "several brokers": {
-        (verb, "policy", "poddisruptionbudgets") for verb in ("get", "create", "patch", "delete")
+        (verb, "policy", "poddisruptionbudgets") for verb in ("get", "create", "patch")
     },
 }
 """Rights for what does not happen here, or not always."""
@@ -183,8 +187,10 @@ def live_through(server: ApiServer) -> None:
             lambda kind=kind, name=name: has_status(server, kind, name), f"{kind} has a status"
         )
     make_claim(server, wait_for(lambda: get(server, STATEFUL_SETS, STORE), "a store"))
+    make_budget(server)
     put(server, "Namespace", "shop-bus", bus("2Gi", has_policy=False))
-    wait_until_gone(server, NETWORK_POLICIES, "shop-bus-broker")
+    wait_until_gone(server, NETWORK_POLICIES, BROKERS)
+    wait_until_gone(server, DISRUPTION_BUDGETS, BROKERS)
 
     def size() -> str:
         claim = get(server, VOLUME_CLAIMS, CLAIM)
@@ -213,6 +219,18 @@ def secrets_in(server: ApiServer) -> set[str]:
         for line in text.splitlines()
         if len(line) >= LEAST_SECRET and "PRIVATE KEY" not in line
     }
+
+
+def make_budget(server: ApiServer) -> None:
+    """Make what an operator with several brokers has left."""
+    labels = get(server, STATEFUL_SETS, BROKERS)["metadata"]["labels"]
+    wanted = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": BROKERS, "labels": labels},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    }
+    server.apply(DISRUPTION_BUDGETS.path(PLACE, BROKERS), wanted)
 
 
 def make_claim(server: ApiServer, store: Object) -> None:
@@ -318,6 +336,45 @@ def test_each_right_is_used_and_none_is_missed(
     assert used <= allowed
     assert allowed - used <= set().union(*UNUSED.values())
     assert (("watch", "", "namespaces") in used) is not bool(values)
+
+
+def test_each_right_for_certificates_is_used_and_none_is_missed(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    values: Values = SCOPED | {"rbac": {"scope": "namespace", "certManager": True}}
+    define_certificates(server)
+    release(server, "install", "postbus", "charts/postbus", values=values)
+    with operator(server, tmp_path / "log", namespaces=PLACE):
+        tls = {"issuerRef": {"name": "letsencrypt"}}
+        put(server, "Namespace", "shop-bus", {"operatorSpec": {"tls": tls}})
+        wait_for(lambda: get(server, CERTIFICATES, "shop-bus-tls"), "a certificate")
+    requests = server.audit()
+    assert refused(requests) == []
+    used, allowed = (
+        {each for each in found if each[1] == CERTIFICATES.group}
+        for found in (asked(requests), granted(values))
+    )
+    assert used == allowed
+
+
+def define_certificates(server: ApiServer) -> None:
+    """Define the kind of cert-manager, with any fields."""
+    name = f"{CERTIFICATES.plural}.{CERTIFICATES.group}"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True}
+    wanted = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name},
+        "spec": {
+            "group": CERTIFICATES.group,
+            "scope": "Namespaced",
+            "names": {"kind": CERTIFICATES.kind, "plural": CERTIFICATES.plural},
+            "versions": [version | {"schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+    server.apply(f"{DEFINITIONS}/{name}", wanted)
+    wait_until_established(server, name)
 
 
 def test_no_secret_is_in_logs_events_statuses_audit_or_values(
