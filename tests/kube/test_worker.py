@@ -73,10 +73,11 @@ async def test_the_finalizer_is_there_before_the_first_look(
 
     async with leading(configuration, {"Queue": look}, namespaces=(namespace,)):
         make(server, "Queue", "held", namespace)
-        make(server, "Queue", "kept", namespace,
-             spec={"operatorSpec": {"deletionPolicy": "Retain"}})  # fmt: skip
-        await eventually(lambda: {name for name, _ in at_look} == {"held", "kept"})
-    assert set(at_look) == {("held", True), ("kept", False)}
+        for name, protection in (("kept", False), ("protected", True)):
+            policy = {"deletionPolicy": "Retain", "deletionProtection": protection}
+            make(server, "Queue", name, namespace, spec={"operatorSpec": policy})
+        await eventually(lambda: {name for name, _ in at_look} == {"held", "kept", "protected"})
+    assert set(at_look) == {("held", True), ("kept", False), ("protected", True)}
 
 
 async def test_a_status_is_written_once_and_again_only_if_it_differs(

@@ -17,7 +17,7 @@ from postbus_operator.children.broker import (
     PRE_STOP_S,
     environment_problem,
 )
-from postbus_operator.children.bus import Bus
+from postbus_operator.children.bus import CONTROL_PORT, Bus
 from postbus_operator.children.store import max_connections
 from tests.operator.buses import bus_of, buses
 
@@ -241,6 +241,34 @@ def test_a_bus_that_is_not_public_has_no_address_outside() -> None:
     assert "loadBalancerClass" not in service
     policy = of_kind(objects, "NetworkPolicy")["shop-bus-broker"]["spec"]
     assert all("from" in rule for rule in policy["ingress"])
+
+
+def test_the_control_api_is_for_the_operator_in_its_namespace_alone() -> None:
+    """One peer with both selectors: two peers would admit each pod of either."""
+    [rule] = [
+        each
+        for each in of_kind(desired(bus_of({})), "NetworkPolicy")["shop-bus-broker"]["spec"][
+            "ingress"
+        ]
+        if CONTROL_PORT in {port["port"] for port in each["ports"]}
+    ]
+    assert rule["from"] == [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "postbus-system"}},
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "postbus-operator"}},
+        }
+    ]
+
+
+def test_a_store_hears_brokers_and_backups_of_its_bus_and_connects_to_nobody() -> None:
+    policy = of_kind(desired(bus_of({})), "NetworkPolicy")["shop-bus-store"]["spec"]
+    [rule] = policy["ingress"]
+    assert all(each.keys() == {"podSelector"} for each in rule["from"])
+    peers = [each["podSelector"]["matchLabels"] for each in rule["from"]]
+    assert {each["postbus.dev/bus"] for each in peers} == {"shop-bus"}
+    assert {each["app.kubernetes.io/component"] for each in peers} == {"broker", "backup"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policy
 
 
 def test_a_store_keeps_the_template_that_it_was_made_with() -> None:

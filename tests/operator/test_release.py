@@ -204,7 +204,8 @@ def test_resources_that_a_tool_keeps_stay_after_idle_deletion(
     assert policy_of(Resource.from_object("Queue", said)) == "DeleteResource"
 
 
-def test_resources_of_people_go_with_their_idle_entity() -> None:
-    own = Resource.from_object("Queue", entity("Queue", "orders"))
+@pytest.mark.parametrize("labels", [{}, {"app.kubernetes.io/managed-by": "team-shop"}])
+def test_resources_of_people_go_with_their_idle_entity(labels: dict[str, str]) -> None:
+    own = Resource.from_object("Queue", entity("Queue", "orders", metadata={"labels": labels}))
     assert policy_of(own) == "DeleteResource"
     assert own.key == Key("Queue", "shop", "orders")
