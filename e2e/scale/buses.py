@@ -150,8 +150,8 @@ class Buses:
             "availableReplicas": 1, "currentRevision": "a", "updateRevision": "a",
             "observedGeneration": generation,
         }  # fmt: skip
-        change = {"status": status}
-        await self._cluster.api.patch(STATEFUL_SETS, namespace, name, change, part="status")
+        uid = found["metadata"]["uid"]
+        await self._cluster.api.put_status(STATEFUL_SETS, namespace, name, uid, status)
 
     async def look(self) -> None:
         """Note which buses are ready. Does not end."""

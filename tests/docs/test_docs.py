@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 import typer.main
@@ -32,7 +32,6 @@ from azure.servicebus import (
 from postbus.broker.access import authorization_rules
 from postbus.broker.placement import NUMBER_BITS
 from postbus.cli import app
-from postbus.contract.bulk import BulkProblem
 from postbus.contract.entities import (
     LIMITS,
     MAX_DURATION_MS,
@@ -48,12 +47,9 @@ from postbus.edge.amqp.session_links import NEXT_SESSION_S
 from postbus.edge.atom import errors as atom_errors
 from postbus.edge.atom import handler as atom_handler
 from postbus.edge.atom import xml_text as atom_xml
-from postbus.edge.bulk import requests as bulk_requests
-from postbus.edge.bulk.handler import MAX_STREAMS
 from postbus.edge.runtime import receives as http_runtime_receives
 from postbus.edge.runtime import requests as http_runtime_requests
 from postbus.edge.web import authorization as http_authorization
-from postbus.entity.groups import MAX_GROUPS
 from postbus.entity.queues import dedup
 from postbus.entity.queues.dead_letter_reasons import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
 from postbus.entity.topics import topic_state
@@ -389,29 +385,6 @@ def lines_of_shell(page: Path, bus: DevBus, folder: Path) -> list[str]:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
-
-
-@pytest.mark.slow
-def test_bulk_reads_find_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
-    lines = lines_of_shell(BULK, dev_bus, tmp_path)
-    assert lines[-1] == "2 rows"
-    assert "one" in lines[-2]
-
-
-def test_codes_of_bulk_reads_are_those_of_the_guide() -> None:
-    text = BULK.read_text(encoding="utf-8").partition("## When it fails")[2]
-    rows = re.findall(r"^\| ([\d, ]+) \| ([^|]+) \|", text, re.MULTILINE)
-    shown = {
-        (int(status), code)
-        for statuses, codes in rows
-        for status in statuses.split(",")
-        for code in re.findall(r"`(\w+)`", codes)
-    }
-    assert {code for _, code in shown} == set(get_args(BulkProblem.model_fields["code"].annotation))
-    assert {each for each in bulk_requests.ANSWERS.values() if each not in shown} == set()
-    assert f"at most {MAX_GROUPS} groups" in words(BULK)
-    streams = {8: "eight"}[MAX_STREAMS // 2]
-    assert f"A key may have {streams} streams at once" in words(BULK)
 
 
 @pytest.mark.slow

@@ -57,7 +57,9 @@ def answers(text: str) -> list[dict[str, Any]]:
 def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     document, status, queue, topic, marked, moved, *rest = command_output(dev_bus, tmp_path)
     namespace, closed, opened, keys, rotated, connected, restored, *rest = rest
-    history, messages, audit, fenced, forgotten = rest
+    history, messages, groups, audit, fenced, forgotten = rest
+    made_group, listed = answers(groups)
+    assert [each["name"] for each in listed["items"]] == [made_group["name"]] == ["lake"]
     assert json.loads(namespace)["entityId"] == 0
     assert document.startswith('{\n "components"')
     assert answers(status)[0]["program"] == "postbus"
@@ -85,7 +87,7 @@ def test_commands_of_the_guide_work(dev_bus: DevBus, tmp_path: Path) -> None:
     peeked, purged = answers(messages)
     assert (peeked["messages"], purged["deleted"]) == ([], 0)
     lines, of_orders = answers(audit)
-    assert lines["items"][0]["verb"] == "restore"
+    assert [each["verb"] for each in lines["items"][:2]] == ["create reader group", "restore"]
     assert {each["entity"] for each in of_orders["items"]} == {"orders"}
     assert answers(fenced)[0]["created"] is False
     assert answers(forgotten)[0]["highestCallerEpoch"] == 0

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from kubernetes.aio.client import Configuration
@@ -116,8 +117,8 @@ async def test_a_list_is_read_in_pages(api: Api, server: ApiServer, calls: Calls
     assert PAGE == 500
 
 
-async def test_a_status_is_merged_and_its_nulls_and_lists_replace(api: Api) -> None:
-    await api.create(QUEUES, "api", QUEUE)
+async def test_a_status_is_replaced_if_the_uid_is_that_of_the_object(api: Api) -> None:
+    uid = (await api.create(QUEUES, "api", QUEUE))["metadata"]["uid"]
     condition = {
         "type": "Ready",
         "status": "True",
@@ -126,11 +127,15 @@ async def test_a_status_is_merged_and_its_nulls_and_lists_replace(api: Api) -> N
         "lastTransitionTime": "2026-11-23T09:00:00Z",
     }
     status = {"entityId": "1", "messageCount": 3, "conditions": [condition]}
-    await api.patch(QUEUES, "api", "orders", {"status": status}, part="status")
-    other = condition | {"type": "Valid"}
-    change = {"status": {"messageCount": None, "conditions": [other]}}
-    found = await api.patch(QUEUES, "api", "orders", change, part="status")
-    assert found["status"] == {"entityId": "1", "conditions": [other]}
+    await api.put_status(QUEUES, "api", "orders", uid, status)
+    wanted = {"entityId": "1", "conditions": [condition | {"type": "Valid"}]}
+    found = await api.put_status(QUEUES, "api", "orders", uid, wanted)
+    assert found["status"] == wanted
+    with pytest.raises(Conflict, match="has the uid"):
+        await api.put_status(QUEUES, "api", "orders", str(UUID(int=1)), status)
+    with pytest.raises(NotFound):
+        await api.put_status(QUEUES, "api", "absent", uid, status)
+    assert (await api.get(QUEUES, "api", "orders"))["status"] == wanted
     assert (await api.get(QUEUES, "api", "orders"))["metadata"]["generation"] == 1
 
 
@@ -161,7 +166,7 @@ async def test_refusals_have_types(api: Api, calls: Calls) -> None:
     with pytest.raises(NotFound):
         await api.get(SECRETS, "api", "absent")
     with pytest.raises(NotFound):
-        await api.patch(QUEUES, "api", "absent", {"status": {}}, part="status")
+        await api.patch(QUEUES, "api", "absent", {"metadata": {"labels": {}}})
     with pytest.raises(Conflict):
         await api.create(CLUSTER_NAMESPACES, "", {"metadata": {"name": "api"}})
     with pytest.raises(Invalid, match="spec"):

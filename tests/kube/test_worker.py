@@ -109,6 +109,33 @@ async def test_a_status_is_written_once_and_again_only_if_it_differs(
         assert second == first["status"]["conditions"]
 
 
+async def test_a_status_is_not_written_to_the_next_resource_of_the_name(
+    server: ApiServer,
+    configuration: Configuration,
+    namespace: str,
+    show: Callable[[str], Any],
+) -> None:
+    """It names an entity that the new resource may not have."""
+    seen: list[str] = []
+    retained = {"operatorSpec": {"deletionPolicy": "Retain"}}
+
+    def make_again() -> None:
+        server.request("DELETE", QUEUES.path(namespace, "orders"))
+        make(server, "Queue", "orders", namespace, spec=retained)
+
+    async def look(context: Context, resource: Resource) -> Outcome:
+        seen.append(resource.uid)
+        if len(seen) > 1:
+            return Outcome(None, has_finalizer=False)
+        await asyncio.to_thread(make_again)
+        return replace(ready(context, resource, entity_id="7"), has_finalizer=False)
+
+    make(server, "Queue", "orders", namespace, spec=retained)
+    async with leading(configuration, {"Queue": look}, namespaces=(namespace,)):
+        await eventually(lambda: len(set(seen)) == 2)
+        assert "status" not in show("orders")
+
+
 async def test_a_lost_status_is_written_again(
     server: ApiServer,
     configuration: Configuration,

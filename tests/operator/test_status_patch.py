@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from postbus_operator.running.status_patch import is_same, replacement, status_json
+from postbus_operator.running.status_patch import is_same, status_json
 from postbus_operator.status import Condition, EntityCounts, NamespaceStatus
 
 READY = {
@@ -15,40 +12,6 @@ READY = {
     "message": "",
     "lastTransitionTime": "2026-11-23T09:00:00Z",
 }
-
-
-def merged(there, patch):
-    """Apply a JSON merge patch (RFC 7386)."""
-    if not isinstance(patch, dict):
-        return patch
-    made = dict(there) if isinstance(there, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            made.pop(name, None)
-        else:
-            made[name] = merged(made.get(name), value)
-    return made
-
-
-VALUES = st.recursive(
-    st.integers(0, 3) | st.text("ab", max_size=2),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("xyz"), inner),
-    max_leaves=8,
-)
-STATUSES = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), VALUES)
-
-
-@given(STATUSES, STATUSES)
-def test_the_patch_leaves_exactly_the_wanted_status(before, wanted) -> None:
-    assert merged(before, replacement(before, wanted)) == wanted
-
-
-@given(STATUSES, STATUSES, STATUSES)
-def test_a_patch_of_an_outdated_view_leaves_all_that_is_wanted(before, seen, wanted) -> None:
-    """Fields that the view lacks stay until the next look; those that are wanted are right."""
-    patched = merged(before, replacement(seen, wanted))
-    plain = {name: value for name, value in wanted.items() if not isinstance(value, dict)}
-    assert plain.items() <= patched.items()
 
 
 def test_empty_fields_are_left_out() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, Literal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
 
 import aiohttp
 from kubernetes.aio.client import ApiClient
@@ -27,6 +27,7 @@ PAGE: Final = 500
 """Objects in an answer to a list, as in kubectl."""
 
 MERGE_PATCH: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 
 
@@ -146,22 +147,43 @@ class Api:
         namespace: str,
         name: str,
         change: Mapping[str, Any],
-        *,
-        part: Literal["", "status"] = "",
     ) -> Json:
         """Merge a change into an object: null removes a field, lists are replaced whole.
 
         With `metadata.resourceVersion` in the change, only that version is changed (else Conflict).
         """
-        path = type.path(namespace, name, *([part] if part else []))
         return await self._write(
             "PATCH",
             "patch",
-            path,
+            type.path(namespace, name),
             change,
             content=MERGE_PATCH,
             query={"fieldManager": FIELD_MANAGER},
         )
+
+    async def put_status(
+        self, type: ResourceType, namespace: str, name: str, uid: str, status: Mapping[str, Any]
+    ) -> Json:
+        """Replace the status of the object with this uid (else Conflict).
+
+        The API server compares no uid in a merge patch of a status.
+        """
+        change: list[Json] = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        path = type.path(namespace, name, "status")
+        query = {"fieldManager": FIELD_MANAGER}
+        try:
+            return await self._write(
+                "PATCH", "patch", path, change, content=JSON_PATCH, query=query
+            )
+        except Invalid as error:  # its text does not say that it was the test that failed
+            found = await self.get(type, namespace, name)
+            if found["metadata"]["uid"] == uid:
+                raise
+            text = f"{name} has the uid {found['metadata']['uid']}, not {uid}"
+            raise Conflict(409, "Conflict", text) from error
 
     async def delete(
         self,
@@ -204,7 +226,7 @@ class Api:
         method: str,
         verb: str,
         path: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         query: Mapping[str, str],
         content: str = "application/json",
@@ -218,7 +240,7 @@ class Api:
         method: str,
         verb: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         *,
         content: str = "application/json",
         query: Mapping[str, str] | None = None,

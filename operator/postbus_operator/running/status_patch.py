@@ -1,4 +1,4 @@
-"""The difference between a status that is there and the one that is wanted."""
+"""Comparison of the status that is there and the one that is wanted."""
 
 from __future__ import annotations
 
@@ -18,18 +18,6 @@ def status_json(status: ResourceStatus) -> dict[str, Any]:
 def is_same(before: Json, wanted: Json) -> bool:
     """Return whether two statuses mean the same: times of unchanged conditions do not count."""
     return before == wanted or _meaning(before) == _meaning(wanted)
-
-
-def replacement(before: Json, wanted: Json) -> dict[str, Any]:
-    """Return the merge patch that leaves exactly `wanted`: whole, and null for what goes."""
-    patch: dict[str, Any] = {name: None for name in before if name not in wanted}
-    for name, value in wanted.items():
-        there = before.get(name)
-        if isinstance(value, dict) and isinstance(there, Mapping):
-            patch[name] = replacement(there, value)
-        else:
-            patch[name] = value
-    return patch
 
 
 def _meaning(status: Json) -> dict[str, Any]:

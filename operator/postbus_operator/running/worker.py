@@ -24,7 +24,7 @@ from postbus_operator.outcome import (
 )
 from postbus_operator.redaction import redacted
 from postbus_operator.running.condition_events import Report, report
-from postbus_operator.running.status_patch import is_same, replacement, status_json
+from postbus_operator.running.status_patch import is_same, status_json
 from postbus_operator.running.work_queue import WorkQueue
 
 LOOK_S: Final = 120.0
@@ -157,13 +157,8 @@ class Worker:
         there = self._newest(resource).status
         if is_same(there, wanted):
             return
-        await self._context.api.patch(
-            RESOURCES[resource.key.kind],
-            resource.key.namespace,
-            resource.key.name,
-            {"metadata": {"uid": resource.uid}, "status": replacement(there, wanted)},
-            part="status",
-        )
+        type, key = RESOURCES[resource.key.kind], resource.key
+        await self._context.api.put_status(type, key.namespace, key.name, resource.uid, wanted)
 
     async def _with_finalizer(self, resource: Resource, *, is_there: bool) -> Resource:
         newest = self._newest(resource)
