@@ -11,9 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # A Postgres for each worker; a file's tests stay together because they share a bus. More workers than
 # cores: half of the time tests wait for timers and processes.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
-PACKAGES := dataplane operator
+PACKAGES := dataplane operator pipeline
 ALERTS := docs/alerts.yaml docs/operator-alerts.yaml
-CODE := dataplane operator charts tests bench e2e examples .ci
+CODE := dataplane operator pipeline charts tests bench e2e examples .ci
 
 .PHONY: help
 help: ## list the targets
@@ -226,7 +226,7 @@ dashboard: setup kube-tools metrics-tools ## draw the dashboards of a loaded bus
 
 .PHONY: lock
 lock: setup ## compile the lock files from pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra bulk --extra dataplane --extra embedded --extra operator --extra tracing --group dev -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra bulk --extra dataplane --extra embedded --extra operator --extra pipeline --extra tracing --group dev -o requirements.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --group demo -c requirements.lock -o requirements-demo.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra bulk --extra dataplane --extra operator --extra tracing --group sdk -c requirements.lock -o requirements-image.lock
 	$(BIN)/uv pip compile --group build $(LOCK_FLAGS) -c requirements.lock -o requirements-build.lock

@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
     "postbus": ROOT / "dataplane" / "postbus",
     "postbus_operator": ROOT / "operator" / "postbus_operator",
+    "postbus_spark": ROOT / "pipeline" / "postbus_spark",
 }
-CODE_FOLDERS = ("dataplane", "operator", "tests", "e2e", "bench", "examples", ".ci")
+CODE_FOLDERS = ("dataplane", "operator", "pipeline", "tests", "e2e", "bench", "examples", ".ci")
 MADE_FOLDERS = {
     "__pycache__", ".cache", ".state", "work", "build", "target", "node_modules", "results",
 }  # fmt: skip

@@ -20,7 +20,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
-PACKAGES: Final = (ROOT / "dataplane" / "postbus", ROOT / "operator" / "postbus_operator")
+PACKAGES: Final = (
+    ROOT / "dataplane" / "postbus",
+    ROOT / "operator" / "postbus_operator",
+    ROOT / "pipeline" / "postbus_spark",
+)
 
 EXCEPTIONS: Final[dict[str, str]] = {
     "postbus.assembly.bus.Bus.listeners": "tests run a bus in their own process",
