@@ -1,0 +1,93 @@
+"""Messages as decoded record batches, without Spark and without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from postbus_spark.decode import Decoder, Place
+from postbus_spark.errors import DataLoss, GroupNotFound
+from postbus_spark.guard import starts_of
+from postbus_spark.limits import divided
+from postbus_spark.offsets import check_offset
+from postbus_spark.options import Options, read_options
+from postbus_spark.rows import RowRange, read_rows
+from postbus_spark.schema import arrow_schema, default_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from postbus.contract.bulk import ReadableRanges, ReaderGroup
+    from postbus_spark.client import GroupClient
+
+
+def read_batches(columns: Sequence[str] | None = None, **options: str) -> Iterator[pa.RecordBatch]:
+    """Yield the messages from a reader group's place on, as record batches of about 1 MiB.
+
+    Options are those of Spark: `read_batches(entity="orders", readerGroup="lake")`. The group stays
+    where it is. Raises one of `postbus_spark.errors`.
+    """
+    from postbus_spark.client import GroupClient
+
+    checked = read_options(options)
+    if columns is None:
+        columns = [
+            column.name
+            for column in default_columns(
+                checked.properties_format, is_raw_included=checked.is_raw_included
+            )
+        ]
+    schema = arrow_schema(columns)
+    client = GroupClient(checked)
+    group, ranges = readable(client, checked)
+    for each in divided(ranges, 1):
+        yield from decoded(client.row_range(group, *each), schema)
+
+
+def readable(
+    client: GroupClient, options: Options
+) -> tuple[ReaderGroup, dict[int, tuple[int, int]]]:
+    """Return the group and what a batch reads of each partition."""
+    found = client.ranges()
+    group = group_of(found, options)
+    first = client.offset(group, starts_of(group.plan))
+    if options.starting is not None:
+        check_offset(options.starting, first)
+        first = options.starting
+    starts = lost_skipped(found, first.positions, options)
+    ends = {each.partition: each.next_position for each in found.partitions}
+    return group, {
+        number: (start, max(start, ends.get(number, start))) for number, start in starts.items()
+    }
+
+
+def group_of(found: ReadableRanges, options: Options) -> ReaderGroup:
+    """Return the group that was asked for. Raises `GroupNotFound`."""
+    if found.group is None:
+        raise GroupNotFound(f"{options.entity} has no reader group {options.reader_group}")
+    return found.group
+
+
+def lost_skipped(
+    found: ReadableRanges, starts: Mapping[int, int], options: Options
+) -> dict[int, int]:
+    """Return where reading begins. Raises `DataLoss` if messages from there on are gone.
+
+    Unless the option `failOnDataLoss` is false: then it begins with what is left.
+    """
+    lows = {each.partition: each.low for each in found.partitions}
+    for number, start in sorted(starts.items()):
+        if options.is_data_loss_fatal and start < lows.get(number, 0):
+            raise DataLoss(
+                f"messages of {options.entity} from position {start} of partition {number} on are"
+                f" gone up to {lows[number]}: their retention ended before they were read"
+            )
+    return {number: max(start, lows.get(number, 0)) for number, start in starts.items()}
+
+
+def decoded(wanted: RowRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a range."""
+    place = Place(wanted.entity, wanted.sub_queue, wanted.partition)
+    decoder = Decoder(schema, place)
+    for rows in read_rows(wanted, decoder.stored_columns):
+        yield decoder.decode(rows)

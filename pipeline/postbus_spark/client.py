@@ -1,0 +1,127 @@
+"""Requests of the driver to the bulk API. Bodies are the models of `postbus.contract.bulk`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
+
+from pydantic import BaseModel, ValidationError
+
+from postbus.contract.bulk import (
+    GENERATION_KEY,
+    MAX_READER_CHARS,
+    ROW_FORMAT,
+    ROW_FORMAT_KEY,
+    ClaimReaderGroup,
+    PlanRanges,
+    ReadableRanges,
+    ReaderGroup,
+    SettlePlan,
+)
+from postbus_spark.errors import UnknownRows
+from postbus_spark.offsets import Offset
+from postbus_spark.options import Options
+from postbus_spark.rows import RowRange, bulk_path
+from postbus_spark.tokens import Credentials, load_credentials
+from postbus_spark.transport import Bus, call
+
+Model = TypeVar("Model", bound=BaseModel)
+
+TOKEN_AGE_S: Final = 1_200
+"""A token is signed again when it is as old as this: a batch has 40 minutes of its hour left."""
+
+
+class GroupClient:
+    """One reader group, as the driver sees it. It holds the key and must not be pickled."""
+
+    def __init__(self, options: Options, credentials: Credentials | None = None) -> None:
+        self._options = options
+        self._credentials = credentials or load_credentials(options.connection_string_file)
+        self._bus = Bus(options.endpoint or self._credentials.base_url, options.tls_ca_file)
+        self._token = ""
+        self._signed_s = 0.0
+
+    def __reduce__(self) -> str:
+        raise TypeError("a client holds a key and stays with the driver")
+
+    def token(self) -> str:
+        """Return a token for the group, which lasts for a batch."""
+        now_s = time.time()
+        if not self._token or not 0 <= now_s - self._signed_s < TOKEN_AGE_S:
+            path = f"{self._options.entity}/$bulk/groups/{self._options.reader_group}"
+            self._token, self._signed_s = self._credentials.token(path, now_s), now_s
+        return self._token
+
+    def ranges(self, splits: int = 1) -> ReadableRanges:
+        """Return what can be read, with the group."""
+        query = self._query(group=self._options.reader_group, splits=splits)
+        return self._get(ReadableRanges, f"{bulk_path(self._options.entity, 'ranges')}?{query}")
+
+    def group(self) -> ReaderGroup:
+        """Return the group."""
+        return self._get(ReaderGroup, f"{self._group_path()}?{self._query()}")
+
+    def claim(self) -> ReaderGroup:
+        """Claim the group; an earlier reader is refused from then on."""
+        reader = f"{socket.gethostname()}, process {os.getpid()}"[:MAX_READER_CHARS]
+        return self._post(
+            "claim", ClaimReaderGroup(sub_queue=self._options.sub_queue, reader=reader)
+        )
+
+    def plan(self, epoch: int, ranges: Mapping[int, tuple[int, int]]) -> ReaderGroup:
+        """Plan to read ranges, which settles the plan before."""
+        body = PlanRanges(sub_queue=self._options.sub_queue, epoch=epoch, ranges=dict(ranges))
+        return self._post("plan", body)
+
+    def settle(self, epoch: int, number: int) -> ReaderGroup:
+        """Record that a plan is processed."""
+        body = SettlePlan(sub_queue=self._options.sub_queue, epoch=epoch, number=number)
+        return self._post("settle", body)
+
+    def offset(self, found: ReadableRanges | ReaderGroup, positions: Mapping[int, int]) -> Offset:
+        return Offset(self._options.offset_entity, found.generation, dict(positions))
+
+    def row_range(self, group: ReaderGroup, partition: int, first: int, end: int) -> RowRange:
+        """Return a range as an executor gets it."""
+        return RowRange(
+            bus=self._bus,
+            entity=self._options.entity,
+            sub_queue=self._options.sub_queue,
+            group=self._options.reader_group,
+            partition=partition,
+            first=first,
+            end=end,
+            epoch=group.epoch,
+            token=self.token(),
+            metadata={ROW_FORMAT_KEY: ROW_FORMAT, GENERATION_KEY: group.generation},
+            generation_key=GENERATION_KEY,
+            is_data_loss_fatal=self._options.is_data_loss_fatal,
+        )
+
+    def _group_path(self, *action: str) -> str:
+        return bulk_path(self._options.entity, "groups", self._options.reader_group, *action)
+
+    def _query(self, **more: Any) -> str:
+        return urlencode({"subQueue": self._options.sub_queue, **more})
+
+    def _get(self, model: type[Model], target: str) -> Model:
+        return _read(model, call(self._bus, "GET", target, self.token()))
+
+    def _post(self, action: str, body: BaseModel) -> ReaderGroup:
+        sent = body.model_dump(mode="json", by_alias=True)
+        path = self._group_path(action)
+        return _read(ReaderGroup, call(self._bus, "POST", path, self.token(), sent))
+
+
+def _read(model: type[Model], said: bytes) -> Model:
+    try:
+        return model.model_validate_json(said)
+    except ValidationError as error:
+        raise UnknownRows(
+            f"the bus answers in a way that this connector does not know"
+            f" ({error.errors()[0]['loc']}): use the version that belongs to the bus"
+        ) from None

@@ -1,0 +1,214 @@
+"""Options of `spark.read.format("postbus")`, with the vocabulary of Spark's Kafka source.
+
+Spark compares the names of options without case, and hands them over in lower case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
+
+from postbus_spark.errors import InvalidOption
+from postbus_spark.offsets import Offset
+
+SubQueue: TypeAlias = Literal["main", "deadLetter", "transferDeadLetter"]
+PropertiesFormat: TypeAlias = Literal["map", "json"]
+
+DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
+"""Our choice: some seconds of work, and far below the memory of a small driver and its workers."""
+
+MAX_PARTITIONS: Final = 10_000
+
+PLANNED_MODES: Final = frozenset({"drain", "peek", "history"})
+KEY_NAMES: Final = frozenset({
+    "connectionstring", "sharedaccesskey", "sharedaccesskeyname", "sharedaccesssignature", "key",
+    "token", "password", "kafka.sasl.jaas.config", "eventhubs.connectionstring",
+})  # fmt: skip
+"""Options of other connectors, which would show a key in plans and in Spark's pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Checked options. `starting` None: where the group is. Limits 0: none."""
+
+    entity: str
+    reader_group: str
+    endpoint: str | None = None
+    sub_queue: SubQueue = "main"
+    starting: Offset | None = None
+    max_messages: int = 0
+    max_bytes: int = DEFAULT_BYTES_PER_TRIGGER
+    min_partitions: int = 1
+    is_data_loss_fatal: bool = True
+    connection_string_file: str | None = None
+    tls_ca_file: str | None = None
+    is_raw_included: bool = False
+    properties_format: PropertiesFormat = "map"
+
+    @property
+    def offset_entity(self) -> str:
+        """Return the entity as offsets name it: with the sub-queue in Service Bus's way."""
+        return self.entity + SUB_QUEUE_PATHS[self.sub_queue]
+
+
+SUB_QUEUE_PATHS: Final[dict[SubQueue, str]] = {
+    "main": "",
+    "deadLetter": "/$deadletterqueue",
+    "transferDeadLetter": "/$transfer/$deadletterqueue",
+}
+
+
+def read_options(given: Mapping[str, str]) -> Options:
+    """Check options as Spark hands them over. Raises `InvalidOption`."""
+    values: dict[str, object] = {}
+    for name, text in given.items():
+        folded = name.lower()
+        if folded in KEY_NAMES:
+            raise InvalidOption(
+                f"the option {name} would show a key in query plans: put the connection string into"
+                " a file and name it with connectionStringFile, or into the environment variable"
+                " POSTBUS_CONNECTION_STRING"
+            )
+        if folded not in _READERS:
+            raise InvalidOption(f"unknown option {name}{_nearest(folded)}")
+        field, read = _READERS[folded]
+        try:
+            value = read(str(text).strip())
+        except ValueError as error:
+            raise InvalidOption(f"option {_NAMES[folded]}: {error}") from None
+        if field:
+            values[field] = value
+    for field, name in (("entity", "entity"), ("reader_group", "readerGroup")):
+        if not values.get(field):
+            raise InvalidOption(f"the option {name} is missing{_WHY[field]}")
+    return Options(**values)  # type: ignore[arg-type]  # each reader returns its field's type
+
+
+_WHY: Final = {
+    "entity": ": a queue, or topic/Subscriptions/name",
+    "reader_group": ": a group keeps the messages that are to be read; create one with"
+    " `postbus groups create`",
+}
+
+
+def _nearest(folded: str) -> str:
+    found = get_close_matches(folded, _READERS, n=1, cutoff=0.6)
+    return (
+        f", did you mean {_NAMES[found[0]]}?"
+        if found
+        else f": there are {', '.join(sorted(_NAMES.values(), key=str.lower))}"
+    )
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def _endpoint(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, has_port = urlsplit(""), False
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not has_port:
+        raise ValueError("an address such as https://bus.example:5671")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("an address without user and password")
+    if parts.query or parts.fragment or parts.path.strip("/"):
+        raise ValueError("an address without a path")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _entity(text: str) -> str:
+    name = text.strip("/")
+    if not name or "$" in name or any(part in {"", ".", ".."} for part in name.split("/")):
+        raise ValueError(
+            "the name of a queue, or topic/Subscriptions/name; the option subQueue selects dead"
+            " letters"
+        )
+    return name
+
+
+def _mode(text: str) -> str:
+    mode = text.lower()
+    if mode in PLANNED_MODES:
+        raise ValueError(f"the mode {mode} is not there yet, only tap")
+    if mode != "tap":
+        raise ValueError(f"there is no mode {text}, only tap")
+    return mode
+
+
+def _starting(text: str) -> Offset | None:
+    if text.lower() == "group":
+        return None
+    if text.lower() in {"earliest", "latest"}:
+        raise ValueError(
+            f"{text} is decided when the group is created, and by `postbus groups reset`: use group"
+        )
+    try:
+        return Offset.of(json.loads(text))
+    except ValueError:
+        raise ValueError("group, or an offset as JSON") from None
+
+
+def _count(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError("true or false")
+    return text.lower() == "true"
+
+
+def _file(text: str) -> str:
+    """Return a path; whether the file can be read is found out where it is read."""
+    if not text or "\x00" in text or not Path(text).is_absolute():
+        raise ValueError("an absolute path of a file")
+    return text
+
+
+def _choice(choices: tuple[str, ...]) -> Callable[[str], str]:
+    by_name = {choice.lower(): choice for choice in choices}
+
+    def read(text: str) -> str:
+        if text.lower() not in by_name:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return by_name[text.lower()]
+
+    return read
+
+
+def _group(text: str) -> str:
+    if not text:
+        raise ValueError("the name of a reader group")
+    return text
+
+
+_OPTIONS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+    "endpoint": ("endpoint", _endpoint),
+    "entity": ("entity", _entity),
+    "subQueue": ("sub_queue", _choice(get_args(SubQueue))),
+    "mode": ("", _mode),
+    "readerGroup": ("reader_group", _group),
+    "startingOffsets": ("starting", _starting),
+    "maxMessagesPerTrigger": ("max_messages", _count(0, 2**53)),
+    "maxBytesPerTrigger": ("max_bytes", _count(0, 2**53)),
+    "minPartitions": ("min_partitions", _count(1, MAX_PARTITIONS)),
+    "failOnDataLoss": ("is_data_loss_fatal", _flag),
+    "connectionStringFile": ("connection_string_file", _file),
+    "tlsCaFile": ("tls_ca_file", _file),
+    "includeRaw": ("is_raw_included", _flag),
+    "propertiesFormat": ("properties_format", _choice(get_args(PropertiesFormat))),
+}
+_READERS: Final = {name.lower(): entry for name, entry in _OPTIONS.items()}
+_NAMES: Final = {name.lower(): name for name in _OPTIONS}
