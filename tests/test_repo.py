@@ -19,6 +19,7 @@ PACKAGES = {
     "postbus": ROOT / "dataplane" / "postbus",
     "postbus_operator": ROOT / "operator" / "postbus_operator",
     "postbus_spark": ROOT / "pipeline" / "postbus_spark",
+    "pyspark_postbus": ROOT / "pipeline" / "pyspark_postbus",
 }
 CODE_FOLDERS = ("dataplane", "operator", "pipeline", "tests", "e2e", "bench", "examples", ".ci")
 MADE_FOLDERS = {

@@ -1,1 +1,28 @@
-"""Messages of a bus as tables of Spark, and as record batches without a JVM."""
+"""Messages of a bus as tables of Spark, and as record batches without a JVM.
+
+Executors import neither the contract nor pydantic: what they need travels in the partitions. Names
+are imported when they are used, since `pyspark_postbus` imports this package for every query.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from postbus_spark.batches import read_batches as read_batches
+    from postbus_spark.source import PostbusSource as PostbusSource
+
+__all__ = ["PostbusSource", "read_batches"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name."""
+    if name == "read_batches":
+        from postbus_spark.batches import read_batches
+
+        return read_batches
+    if name == "PostbusSource":
+        from postbus_spark.source import PostbusSource
+
+        return PostbusSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

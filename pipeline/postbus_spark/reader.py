@@ -1,0 +1,75 @@
+"""Reads a reader group as a batch, and what both readers do in executors.
+
+A batch read looks at a group without claiming, planning or settling anything: it gets the messages
+from the group's place on, and a second one gets them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from postbus_spark.limits import divided
+from postbus_spark.schema import check_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from postbus.contract.bulk import ReaderGroup
+    from postbus_spark.client import GroupClient
+    from postbus_spark.options import Options
+    from postbus_spark.rows import RowRange
+
+
+class RangePartition(InputPartition):
+    """One task: a range of a partition of the entity."""
+
+    def __init__(self, value: RowRange) -> None:
+        super().__init__(value)
+
+
+class BatchReader(DataSourceReader):
+    """The reader of `spark.read`. It is pickled for executors: it has neither key nor client."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        """Raises `InvalidSchema`."""
+        check_schema(schema)
+        self.options = options
+        self.schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Return tasks for what can be read, at least as many as `minPartitions`."""
+        from postbus_spark.batches import readable
+        from postbus_spark.client import GroupClient
+
+        client = GroupClient(self.options)
+        group, ranges = readable(client, self.options)
+        return tasks(client, group, ranges, self.options.min_partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a task, in an executor."""
+        return read_task(self.schema, partition)
+
+
+def read_task(schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a task. Spark makes one without a range if there is none."""
+    if not isinstance(partition, RangePartition):
+        return iter(())
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from postbus_spark.batches import decoded
+
+    return decoded(partition.value, to_arrow_schema(schema, timezone="UTC"))
+
+
+def tasks(
+    client: GroupClient,
+    group: ReaderGroup,
+    ranges: Mapping[int, tuple[int, int]],
+    count: int,
+) -> list[InputPartition]:
+    """Return the tasks that read ranges."""
+    return [RangePartition(client.row_range(group, *each)) for each in divided(ranges, count)]

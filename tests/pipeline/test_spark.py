@@ -1,0 +1,332 @@
+"""Spark reads a bus: what only a JVM shows. One session for all tests, so all are in this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.pipeline.lake import KEYS, Lake
+
+pytestmark = [
+    pytest.mark.jvm,
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("java") is None, reason="there is no java on PATH"),
+]
+
+END_S = 120
+ALL = [f"{number:02}" for number in range(15)]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where Spark writes its event log."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="module")
+def spark(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Start Spark with workers of this interpreter; they find the source by its package alone."""
+    folder = tmp_path_factory.mktemp("spark")
+    kept = {name: os.environ.get(name) for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP")}
+    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+    settings = {
+        "spark.driver.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": logs.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.task.maxFailures": "1",
+        "spark.sql.streaming.metricsEnabled": "false",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("tests")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+    for name, value in kept.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
+
+
+@pytest.fixture
+def group(lake: Lake) -> Lake:
+    """Fifteen messages, of which receivers have completed two."""
+    lake.send(*(body.encode() for body in ALL))
+    lake.complete(2)
+    return lake
+
+
+@pytest.fixture
+def options(group: Lake) -> dict[str, str]:
+    """Return options; the connection string is in a file, as a Secret would be."""
+    return group.options()
+
+
+class Captured:
+    """A sink that keeps batches: its id, the bodies and the plan's number."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+        self.batches: list[tuple[int, list[str]]] = []
+        self.plans: list[int] = []
+        self.then: Callable[[int], None] = lambda _: None
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        self.batches.append((number, bodies(frame)))
+        self.plans.append(self.lake.group().plan.number)
+        self.then(number)
+
+    def bodies(self) -> list[str]:
+        return sorted(body for _, each in self.batches for body in each)
+
+
+def bodies(frame: DataFrame) -> list[str]:
+    rows = frame.orderBy("partition", "position").collect()
+    return [bytes(row.body).decode() for row in rows]
+
+
+def start(
+    spark: SparkSession, options: dict[str, str], sink: Captured, checkpoint: Path, **more: str
+) -> StreamingQuery:
+    stream = spark.readStream.format("postbus").options(**options, **more).load()
+    return (
+        stream.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def run(
+    spark: SparkSession, options: dict[str, str], sink: Captured, checkpoint: Path, **more: str
+) -> StreamingQuery:
+    """Run a query to the end of what is there."""
+    query = start(spark, options, sink, checkpoint, **more)
+    assert query.awaitTermination(END_S)
+    return query
+
+
+def failure(query: StreamingQuery) -> str:
+    with pytest.raises(PySparkException) as error:
+        query.awaitTermination(END_S)
+    return str(error.value)
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_all_columns(spark: SparkSession, options: dict[str, str]) -> None:
+    frame = spark.read.format("postbus").options(**options).load()
+    assert bodies(frame) == ALL
+    first = frame.orderBy("partition", "position").first()
+    assert first is not None
+    row = first.asDict()
+    assert (row["entity"], row["sequence_number"]) == (options["entity"], 1)
+    assert row["application_properties"] == {}
+    assert row["is_malformed"] is False
+    assert row["delivery_count"] is row["state"] is None
+    assert frame.where("sequence_number > 10").count() == 5
+
+
+def test_a_schema_selects_columns(spark: SparkSession, options: dict[str, str]) -> None:
+    reader = spark.read.format("postbus").options(**options)
+    frame = reader.schema("sequence_number bigint, partition int").load()
+    assert frame.columns == ["sequence_number", "partition"]
+    assert frame.selectExpr("sum(sequence_number)").first()[0] == sum(range(1, 16))
+
+
+def test_a_frame_may_be_used_twice(spark: SparkSession, options: dict[str, str]) -> None:
+    frame = spark.read.format("postbus").options(**options, minPartitions="4").load()
+    assert frame.rdd.getNumPartitions() >= 4
+    assert frame.union(frame).count() == 30
+    joined = frame.alias("a").join(frame.alias("b"), ["partition", "position"])
+    assert joined.count() == 15
+
+
+def test_an_empty_group_is_an_empty_frame(spark: SparkSession, group: Lake) -> None:
+    group.reset("latest")
+    frame = spark.read.format("postbus").options(**group.options()).load()
+    assert frame.count() == 0
+
+
+def test_tables_of_sql_read_it(spark: SparkSession, options: dict[str, str]) -> None:
+    given = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    spark.sql(f"create temporary view orders using postbus options ({given})")
+    found = spark.sql("select count(*), count(distinct message_id) from orders").first()
+    assert found is not None
+    assert tuple(found) == (15, 15)
+    spark.sql("drop view orders")
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"maxMessagePerTrigger": "1"}, "did you mean maxMessagesPerTrigger?"),
+        ({"mode": "drain"}, "the mode drain is not there yet"),
+        ({"connectionString": "Endpoint=sb://x"}, "would show a key in query plans"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    spark: SparkSession, options: dict[str, str], more: dict[str, str], text: str
+) -> None:
+    with pytest.raises(AnalysisException) as error:
+        spark.read.format("postbus").options(**options, **more).load()
+    assert text in str(error.value)
+
+
+def test_a_wrong_schema_is_named(spark: SparkSession, options: dict[str, str]) -> None:
+    reader = spark.read.format("postbus").options(**options).schema("bodi binary")
+    with pytest.raises(PySparkException, match=r"no column bodi, did you mean body\?"):
+        reader.load().count()
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_several_batches_goes_on_where_it_ended(
+    spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
+) -> None:
+    sink, checkpoint = Captured(group), tmp_path / "checkpoint"
+    query = run(spark, options, sink, checkpoint, maxMessagesPerTrigger="6")
+    assert [number for number, _ in sink.batches] == [0, 1, 2]
+    assert sink.plans == [1, 2, 3]
+    assert [len(each) for _, each in sink.batches] == [6, 6, 3]
+    assert sink.bodies() == ALL
+    progress = json.loads(query.lastProgress.json)["sources"][0]
+    assert progress["endOffset"] == progress["latestOffset"]
+    assert progress["endOffset"]["entity"] == group.entity
+
+    run(spark, options, sink, checkpoint)
+    assert len(sink.batches) == 3
+    group.send(b"c")
+    run(spark, options, sink, checkpoint)
+    assert sink.batches[3:] == [(3, ["c"])]
+    assert group.group().plan.number == 4
+
+
+def test_a_lost_checkpoint_repeats_the_last_range_under_its_number(
+    spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
+) -> None:
+    sink = Captured(group)
+    run(spark, options, sink, tmp_path / "first", maxMessagesPerTrigger="9")
+    group.send(b"c")
+    again = Captured(group)
+    run(spark, options, again, tmp_path / "second", maxMessagesPerTrigger="1")
+    assert again.batches == [(0, sink.batches[-1][1]), (1, ["c"])]
+    assert again.plans == [2, 3]
+
+
+def test_a_batch_that_failed_is_the_same_after_a_restart(
+    spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
+) -> None:
+    sink, checkpoint = Captured(group), tmp_path / "checkpoint"
+
+    def fail(number: int) -> None:
+        if number == 1:
+            raise RuntimeError("the sink is full")
+
+    sink.then = fail
+    query = start(spark, options, sink, checkpoint, maxMessagesPerTrigger="6")
+    assert "the sink is full" in failure(query)
+    group.send(b"c")
+    sink.then = lambda _: None
+    run(spark, options, sink, checkpoint)
+    assert sink.batches[2] == sink.batches[1]
+    assert sink.plans == [1, 2, 2, 3]
+    assert sorted(set(sink.bodies())) == sorted([*ALL, "c"])
+
+
+def test_two_queries_of_one_group_the_older_ends(
+    spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
+) -> None:
+    sink = Captured(group)
+
+    def take_over(number: int) -> None:
+        sink.then = lambda _: None
+        run(spark, options, Captured(group), tmp_path / "newer")
+
+    sink.then = take_over
+    query = start(spark, options, sink, tmp_path / "older", maxMessagesPerTrigger="6")
+    text = failure(query)
+    assert "Fenced" in text
+    assert "Only one query at a time reads a group" in text
+
+
+def test_an_older_checkpoint_is_refused(
+    spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
+) -> None:
+    """One batch back may be repeated; two are settled."""
+    checkpoint, older = tmp_path / "checkpoint", tmp_path / "older"
+    run(spark, options, Captured(group), checkpoint)
+    shutil.copytree(checkpoint, older)
+    for _ in range(2):
+        group.send(b"c")
+        run(spark, options, Captured(group), checkpoint)
+    text = failure(start(spark, options, Captured(group), older))
+    assert "StaleCheckpoint" in text
+    assert "Restore the newest checkpoint" in text
+
+
+def test_stateful_queries_and_retries_see_each_message_once(
+    spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
+) -> None:
+    stream = spark.readStream.format("postbus").options(**options, maxMessagesPerTrigger="4")
+    counted = stream.load().groupBy("partition").count()
+    query = (
+        counted.writeStream.format("memory")
+        .queryName("counted")
+        .outputMode("complete")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(END_S)
+    found = spark.sql("select * from counted").collect()
+    assert [row["count"] for row in found] == [15]
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_neither_key_nor_token_is_shown(
+    spark: SparkSession,
+    options: dict[str, str],
+    group: Lake,
+    logs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    frame = spark.read.format("postbus").options(**options).load()
+    frame.explain(mode="extended")
+    assert frame.count() == 15
+    checkpoint = tmp_path / "checkpoint"
+    query = run(spark, options, Captured(group), checkpoint)
+    query.explain(extended=True)
+    shown = [capsys.readouterr().out, str(query.lastProgress), str(query.status)]
+    for folder in (checkpoint, logs):
+        files: list[Any] = [each for each in folder.rglob("*") if each.is_file()]
+        assert files
+        shown += [each.read_bytes().decode(errors="replace") for each in files]
+    for each in shown:
+        assert not [key for key in KEYS if key in each]
+        assert "SharedAccessSignature" not in each
+        assert "&sig=" not in each
