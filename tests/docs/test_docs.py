@@ -73,7 +73,7 @@ TIME = GUIDES / "testing-with-time.md"
 MESSAGING, TOPICS = GUIDES / "messaging.md", GUIDES / "topics-and-rules.md"
 JAVA = ROOT / "tests" / "sdk" / "java" / "src" / "test" / "java" / "dev" / "postbus"
 HTTP, ADMINISTRATION = GUIDES / "http.md", GUIDES / "administration.md"
-BULK = GUIDES / "bulk.md"
+BULK, SPARK = GUIDES / "bulk.md", GUIDES / "spark.md"
 UNREAD = {
     GUIDES / "backup.md",
     GUIDES / "connections.md",
@@ -181,7 +181,7 @@ def bodies(bus: DevBus, queue: str = "orders", **options: Any) -> list[str]:
 def test_pages_have_snippets_and_every_fence_names_a_language_that_is_tested() -> None:
     assert len(snippets()) >= 10
     assert {snippet.language for snippet in snippets()} <= LANGUAGES
-    tested = {ROOT / "README.md", STARTED, DEAD, TIME, MESSAGING, TOPICS, ADMINISTRATION}
+    tested = {ROOT / "README.md", STARTED, DEAD, TIME, MESSAGING, TOPICS, ADMINISTRATION, SPARK}
     assert {snippet.page for snippet in snippets("python", "yaml", "console", "java")} <= tested
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import KEYS, Lake
 
 pytestmark = [
@@ -23,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("java") is None, reason="there is no java on PATH"),
 ]
 
+ROOT = Path(__file__).parents[2]
 END_S = 120
 ALL = [f"{number:02}" for number in range(15)]
 
@@ -330,3 +333,19 @@ def test_neither_key_nor_token_is_shown(
         assert not [key for key in KEYS if key in each]
         assert "SharedAccessSignature" not in each
         assert "&sig=" not in each
+
+
+def test_the_program_of_the_guide_works(
+    spark: SparkSession, bus: BusThread, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = Lake(bus, bus.queue("queue.1"), tmp_path)
+    lake.create()
+    lake.send(b"from the guide", subject="news")
+    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program = program.replace("/run/secrets/postbus/connection-string", lake.connection_file())
+    program = program.replace("/checkpoints/lake", str(tmp_path / "checkpoint"))
+    exec(compile(program, "spark.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert re.search(r"news *\| +1\|", shown)
+    assert "from the guide" in shown
