@@ -67,8 +67,14 @@ def uninstall_operator() -> None:
 
 
 def wait_for_operator() -> None:
+    """Wait until the new pods run and the former ones have ended."""
     kubectl(
         "--namespace", SYSTEM, "rollout", "status", "deployment/postbus-operator", "--timeout=90s"
+    )
+    label = "--selector=app.kubernetes.io/name=postbus-operator"
+    wait_for(
+        lambda: kubectl("--namespace", SYSTEM, "get", "pods", label, "--output=name").split(),
+        lambda pods: len(pods) <= 2,
     )
 
 
