@@ -34,7 +34,7 @@ Lists: TypeAlias = dict[str, list[Any]]
 MAX_SECTIONS: Final = 100_000
 """Maximum number of sections of a body. Our choice: clients write one."""
 
-UNREADABLE: Final = (DecodeError, IndexError, struct.error, UnicodeError, ValueError, TypeError)
+UNREADABLE: Final = (IndexError, OverflowError, TypeError, ValueError, struct.error)
 """What decoders raise for bytes that are no message."""
 
 _FIELDS: Final = {
@@ -119,7 +119,7 @@ class Decoder:
             lists["body"] = [None if each is None else each[1] for each in read]
             lists["body_type"] = [None if each is None else each[0] for each in read]
         if self._is_raw:
-            lists["amqp"] = _raw(envelopes, stored["application_properties"], stored["body"])
+            lists["amqp"] = self._raw(envelopes, stored, broken)
         lists["is_malformed"] = [each != 0 for each in broken]
         arrays = [self._array(field, rows, lists, count) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -142,6 +142,20 @@ class Decoder:
             times = pa.array(lists[name], pa.int64())
             return times.cast(pa.timestamp("ms", "UTC")).cast(field.type)
         return pa.array(lists[name], field.type)
+
+    def _raw(
+        self, envelopes: Sequence[Envelope | None], stored: Lists, broken: bytearray
+    ) -> list[Blob]:
+        """Return messages as AMQP has them; None if the envelope cannot be read."""
+        rests = zip(stored["application_properties"], stored["body"], strict=True)
+        heads = [
+            None if each is None else _caught(encode_sent, each, broken, row)
+            for row, each in enumerate(envelopes)
+        ]
+        return [
+            None if head is None else head + (section or b"") + (body or b"")
+            for head, (section, body) in zip(heads, rests, strict=True)
+        ]
 
     # --- envelope -------------------------------------------------------------------------------
 
@@ -445,16 +459,6 @@ def _sections(body: bytes) -> Iterator[tuple[int, Value]]:
 
 
 # --- the whole message --------------------------------------------------------------------------
-
-
-def _raw(
-    envelopes: Sequence[Envelope | None], sections: Sequence[Blob], bodies: Sequence[Blob]
-) -> list[Blob]:
-    """Return messages as AMQP has them; None if the envelope cannot be read."""
-    return [
-        None if envelope is None else encode_sent(envelope) + (section or b"") + (body or b"")
-        for envelope, section, body in zip(envelopes, sections, bodies, strict=True)
-    ]
 
 
 def encode_sent(envelope: Envelope) -> bytes:
