@@ -12,10 +12,11 @@ import os
 import re
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from time import monotonic
+from time import sleep as pause
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -78,8 +79,8 @@ class Patience:
         """`what` is the request, for the text of the error."""
         self._what = what
         self._limit_s = limit_s
-        self._clock = clock or time.monotonic
-        self._sleep = sleep or time.sleep
+        self._clock = clock or monotonic
+        self._sleep = sleep or pause
         self._since_s = self._clock()
         self._pause_s = FIRST_PAUSE_S
 

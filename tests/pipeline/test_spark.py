@@ -55,6 +55,7 @@ def spark(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
         "spark.eventLog.dir": logs.as_uri(),
         "spark.eventLog.compress": "false",
         "spark.task.maxFailures": "1",
+        "spark.python.authenticate.socketTimeout": "120s",  # workers start slowly on a busy machine
         "spark.sql.streaming.metricsEnabled": "false",
     }
     builder = SparkSession.builder.master("local[2]").appName("tests")

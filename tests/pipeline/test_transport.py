@@ -62,7 +62,7 @@ class NoPauses:
 @pytest.fixture(autouse=True)
 def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoPauses]:
     passing = NoPauses()
-    monkeypatch.setattr("time.sleep", passing.sleep)
+    monkeypatch.setattr("postbus_spark.transport.pause", passing.sleep)
     yield passing
     for kept in transport._CONNECTIONS.values():
         for connections in kept.values():
