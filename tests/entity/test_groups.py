@@ -285,3 +285,12 @@ def test_a_queue_that_is_not_received_from_is_not_read_either(status: str) -> No
             Refusal.RECEIVE_DISABLED,
         )
     assert rig.apply(DropGroup(*PLACE)) == GroupDropped(True)
+
+
+def test_a_group_that_is_created_again_has_higher_epochs() -> None:
+    rig = Rig()
+    created(rig)
+    first = claimed(rig)
+    rig.apply(DropGroup(*PLACE))
+    rig.now_ms += 10
+    assert created(rig).epoch > first.epoch

@@ -177,7 +177,7 @@ class ReaderGroups:
             case ResetGroup() if command.is_first and plan is not None:
                 return cursor
             case ResetGroup():
-                return _reset(cursor, command.positions, partition_id)
+                return _reset(cursor, command.positions, partition_id, self._context.now_ms)
             case FollowHome():
                 return _following(cursor, command)
             case _ if plan is None:
@@ -197,9 +197,12 @@ class ReaderGroups:
                 assert_never(command)
 
 
-def _reset(cursor: Cursor, positions: Mapping[int, int], partition_id: int) -> Cursor:
+def _reset(cursor: Cursor, positions: Mapping[int, int], partition_id: int, now_ms: int) -> Cursor:
+    """The first epoch of a group is above those of an earlier one that had its name: a reader that
+    was paused meanwhile stays refused.
+    """
     number = 0 if cursor.plan is None else cursor.plan.number + 1
-    epoch = cursor.epoch + 1
+    epoch = max(cursor.epoch + 1, now_ms if cursor.plan is None else 0)
     ranges = {partition: (position, position) for partition, position in positions.items()}
     plan = Plan(number, ranges, epoch, 0, is_settled=True)
     return cursor._replace(epoch=epoch, reader="", settled=plan.settled_at(partition_id), plan=plan)
