@@ -25,8 +25,9 @@ from postbus.entity.group_commands import (
     SettleRange,
 )
 from postbus.entity.groups import MAX_GROUPS
-from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig
+from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, message
 from tests.entity.topics.topic_rig import topic_rig
+from tests.entity.transfer.forward_rig import Bus
 
 PLACE = (QUEUE, ACTIVE, "lake")
 HOME = 3
@@ -285,6 +286,26 @@ def test_a_queue_that_is_not_received_from_is_not_read_either(status: str) -> No
             Refusal.RECEIVE_DISABLED,
         )
     assert rig.apply(DropGroup(*PLACE)) == GroupDropped(True)
+
+
+@pytest.mark.parametrize("has_session", [False, True])
+def test_messages_that_are_forwarded_later_stay_for_a_tap(has_session: bool) -> None:
+    """A queue that begins to forward sends on what it holds: a planned range stays whole."""
+    properties = {"requires_session": has_session}
+    bus = Bus({1: Rig(QueueProperties(**properties)), 2: Rig()}, {"far": (2, QUEUE)})
+    rig = bus.rigs[1]
+    cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0)))
+    session = "s" if has_session else None
+    rig.send(message("a", session=session), message("b", session=session))
+    rig.put(QueueProperties(forward_to="far", **properties))
+    rig.tick_now()
+    bus.settle()
+    assert bus.rigs[2].peek_names() == ["a", "b"]
+    assert rig.peek_names() == []
+    assert len(rig.tables.rows) == 2
+    rig.crash()
+    assert rig.peek_names() == []
+    assert len(rig.tables.rows) == 2
 
 
 def test_a_group_that_is_created_again_has_higher_epochs() -> None:

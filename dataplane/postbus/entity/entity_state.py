@@ -48,6 +48,7 @@ class EntityState(ABC):
         "entity_no",
         "forward_dead_letters_to",
         "forward_to",
+        "is_tapped",
         "keeps_settled",
         "lock_duration_ms",
         "max_delivery_count",
@@ -64,6 +65,7 @@ class EntityState(ABC):
     default_ttl_ms: int | None
     forward_dead_letters_to: str | None
     forward_to: str | None
+    is_tapped: bool
     keeps_settled: bool
     lock_duration_ms: int
     max_delivery_count: int

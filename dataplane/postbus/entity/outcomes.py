@@ -169,6 +169,7 @@ class Settling(IntEnum):
     PURGED = 4
     DEAD_LETTERED = 5
     RESENT = 6
+    FORWARDED = 7
 
 
 @final

@@ -164,8 +164,8 @@ class QueueState(EntityState):
     def keep_for_groups(self) -> None:
         """Decide whether settled messages stay, after a change of definition or groups."""
         has_history = getattr(self.properties, "history_retention_ms", None) is not None
-        has_tap = self._groups is not None and self._groups.has_tap
-        self.keeps_settled = has_history or has_tap
+        self.is_tapped = self._groups is not None and self._groups.has_tap
+        self.keeps_settled = has_history or self.is_tapped
 
     def follow_limits(self) -> None:
         """Derive again what the limits of the namespace bound."""

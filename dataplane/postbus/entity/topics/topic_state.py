@@ -113,7 +113,7 @@ class TopicState(QueueState):
         self._define_sending(properties)
         self.lock_duration_ms = TRANSFER_LOCK_MS
         self.max_delivery_count = 1
-        self.dead_letters_expired = self.keeps_settled = False
+        self.dead_letters_expired = self.keeps_settled = self.is_tapped = False
         self.forward_to = self.forward_dead_letters_to = None
         self._room_bytes = 0
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from postbus.entity.commands import (
     ReceiveMode,
 )
+from postbus.entity.outcomes import Settling
 from postbus.entity.queues import expiry
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.queues.sub_queue import Consumer
@@ -56,8 +57,16 @@ def _move_all(sub: SubQueueState, batch: list[QueuedMessage], target: str) -> No
         elif sub.is_main and message.failures >= sub.entity.max_delivery_count:
             expiry.exhaust(sub, message)
         else:
+            if entity.is_tapped:
+                sub.context.settle(entity.entity_no, [message.row_key], Settling.FORWARDED)
             sub.ledger.leave(message)
-            entity.outbox.move(entity, message, target, is_dead_letter=not sub.is_main)
+            entity.outbox.move(
+                entity,
+                message,
+                target,
+                is_dead_letter=not sub.is_main,
+                is_tapped=entity.is_tapped,
+            )
 
 
 class SessionForwarder(SessionConsumer):
