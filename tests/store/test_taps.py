@@ -19,6 +19,7 @@ from postbus.entity.outcomes import (
 )
 from postbus.store.errors import Connection
 from postbus.store.postgres import Store
+from postbus.store.upkeep_limits import UpkeepLimits
 from tests.store.driving import (
     NOW_MS,
     Driven,
@@ -196,6 +197,41 @@ async def test_a_cursor_that_rises_in_small_steps_deletes_in_chunks(
             await reap(it)
             assert await stored(look) == list(range(end, 201))
             assert await low(look) == (end if end > 1 else 0)
+
+
+async def test_a_history_that_ends_leaves_no_row_that_taps_have_read(
+    store: Store, database: str
+) -> None:
+    async with driven(store) as it, connected(database) as look:
+        await start(it, tap(4), retention_ms=RETENTION_MS)
+        await it.commit(outcome(mutations=[settle(1, 2, 5)]))
+        await reap(it)
+        assert await stored(look) == [1, 2, 3, 4, 5, 6], "the history has not ended"
+        await it.commit(outcome(mutations=[define()]))
+        await reap(it)
+        assert await stored(look) == [3, 4, 5, 6]
+
+
+async def test_a_tap_that_comes_while_rows_are_deleted_keeps_the_rest(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(database, upkeep_limits=UpkeepLimits(reap_rows=2))
+    async with driven(store) as it, connected(database) as look:
+        await start(it)
+        await it.commit(outcome(mutations=[settle(1, 2, 3, 4, 5, 6)]))
+        settled = it.journal._upkeep._settled
+        chunk = settled._reap_chunk
+
+        async def with_tap(*arguments: object) -> object:
+            found = await chunk(*arguments)  # type: ignore[arg-type]
+            settled._taps.put(tap(3))
+            return found
+
+        monkeypatch.setattr(settled, "_reap_chunk", with_tap)
+        await it.journal.upkeep(NOW_MS)
+        assert await stored(look) == [3, 4, 5, 6]
+        assert await low(look) == 3
+    await store.close()
 
 
 class Model:

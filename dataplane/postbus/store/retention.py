@@ -93,7 +93,8 @@ class SettledRows:
     def _define(self, entity_no: int, properties: EntityProperties) -> None:
         retention_ms = getattr(properties, "history_retention_ms", None)
         if retention_ms is None:
-            self._retentions.pop(entity_no, None)
+            if self._retentions.pop(entity_no, None) is not None:
+                self._taps.look_again(entity_no)
         else:
             self._retentions[entity_no] = retention_ms
 
@@ -130,8 +131,8 @@ class SettledRows:
         self._entities.discard(entity_no)  # rows settled from now on add it again
         try:
             while is_full:
-                if time.monotonic() > until:
-                    return reaped, True
+                if time.monotonic() > until or self._taps.of(entity_no) is not None:
+                    return reaped, True  # what a new tap needs stays
                 self._noted.pop(entity_no, None)
                 row = await self._reap_chunk(
                     REAP, entity_no, now_ms, self._floors.get(entity_no, 0)

@@ -72,6 +72,12 @@ class Taps:
         """Forget the taps of a dropped entity."""
         self._pins.pop(entity_no, None)
 
+    def look_again(self, entity_no: int) -> None:
+        """Look at all rows below the cursors again: the history that kept some has ended."""
+        pins = self._pins.get(entity_no)
+        if pins is not None:
+            pins.first_key = 0
+
     def note_settled(self, entity_no: int, row_keys: Iterable[int]) -> None:
         """Record rows that were settled."""
         pins = self._pins.get(entity_no)
