@@ -39,8 +39,8 @@ from postbus.entity.group_commands import (
     ResetGroup,
     SettleRange,
 )
-from postbus.store.bulk_reads import Block, Columns
-from postbus.store.errors import StoreUnavailable
+from postbus.store.bulk_reads import NO_ENTITY, Block, Columns
+from postbus.store.errors import StoreError
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
 
@@ -275,8 +275,8 @@ class BulkAccess:
 
     async def _ranges_of(self, address: Address, host: Host, splits: int) -> PartitionRanges:
         listed = await self._call(host, ListRanges(*_place(address)))
+        low = await self._low(address, host)
         with _store_errors():
-            low = await host.bulk.low_mark(*_place(address))
             blocks = await host.bulk.blocks(*_place(address), low, listed.next_position)
         return PartitionRanges(
             host.partition_id,
@@ -307,6 +307,9 @@ class BulkAccess:
         if host is None:
             text = f"the entity has no partition {partition_id}"
             raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
+        if first > end:
+            text = "a range ends before it begins"
+            raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
         listed = await self._call(host, ListRanges(*_place(address), group))
         _check_reader(listed, group, epoch)
         if end > listed.next_position:
@@ -314,6 +317,8 @@ class BulkAccess:
             raise BulkRefused(Refused(Refusal.BUS_RESTORED, text))
         with _store_errors():
             blocks = await host.bulk.blocks(*_place(address), first, end)
+        # Blocks without rows are forgotten: their rows are missing below this mark.
+        _check_low(partition_id, first, await self._low(address, host))
         for block in blocks:
             rest = block
             while rest.first < rest.end:
@@ -325,17 +330,11 @@ class BulkAccess:
                         with_properties=with_properties,
                         with_body=with_body,
                     )
-                if chunk.low > rest.first:
-                    raise RowsMissing(partition_id, rest.first, chunk.low)
+                _check_low(partition_id, rest.first, chunk.low)
                 if not chunk.row_count:
                     break
                 yield RowChunk(chunk, block.offset)
                 rest = rest._replace(first=chunk.last_position + 1)
-        if not blocks and first < end:
-            with _store_errors():
-                low = await host.bulk.low_mark(*_place(address))
-            if low > first:
-                raise RowsMissing(partition_id, first, low)
 
     async def _positions(self, address: Address, start: Start) -> dict[int, int]:
         """Return a position of each partition; none for `latest`."""
@@ -358,9 +357,14 @@ class BulkAccess:
         lows = {}
         for number, host in self._partitions(address).items():
             await self._call(host, ListRanges(*_place(address)))  # loads the partition
-            with _store_errors():
-                lows[number] = await host.bulk.low_mark(*_place(address))
+            lows[number] = await self._low(address, host)
         return lows
+
+    async def _low(self, address: Address, host: Host) -> int:
+        with _store_errors():
+            low = await host.bulk.low_mark(*_place(address))
+        _check_low(host.partition_id, low, low)
+        return low
 
     async def _ends(self, address: Address) -> dict[int, int]:
         """Return the position behind the last message of each partition."""
@@ -392,10 +396,10 @@ class BulkAccess:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Raise `BulkRefused` for a store that is unavailable."""
+    """Raise `BulkRefused` for a store that cannot be read."""
     try:
         yield
-    except StoreUnavailable as error:
+    except StoreError as error:
         text = f"the store cannot be read: {error}"
         raise BulkRefused(Refused(Refusal.NOT_APPLIED, text)) from error
 
@@ -419,6 +423,14 @@ def _check_reader(listed: RangesListed, name: str, epoch: int) -> None:
         who = listed.cursor.reader or "another reader"
         text = f"{who} claimed the reader group {name}, its epoch is {listed.cursor.epoch}"
         raise BulkRefused(Refused(Refusal.GROUP_FENCED, text))
+
+
+def _check_low(partition_id: int, position: int, low: int) -> None:
+    """Raise when rows from a position on may be missing."""
+    if low == NO_ENTITY:
+        raise BulkRefused(Refused(Refusal.ENTITY_NOT_FOUND, "the entity was deleted"))
+    if low > position:
+        raise RowsMissing(partition_id, position, low)
 
 
 def _splits(blocks: Sequence[Block], count: int) -> tuple[int, ...]:

@@ -20,6 +20,8 @@ CHUNK_BYTES: Final = 1 << 20
 """Bytes after which a chunk ends. A larger row is a chunk of its own."""
 MAX_CHUNK_ROWS: Final = 4_096
 LEAST_ROW_BYTES: Final = 100
+NO_ENTITY: Final = (1 << 63) - 1
+"""The mark of an entity that was deleted: its rows are being deleted too."""
 
 
 class Block(NamedTuple):
@@ -78,11 +80,16 @@ class BulkReader:
         ]
 
     async def position_at(self, entity_no: int, sub_queue: SubQueue, time_ms: int, end: int) -> int:
-        """Return the position below `end` of the first row enqueued since a time, else `end`."""
+        """Return the position below `end` of the first row enqueued since a time, else `end`.
+
+        Dead letters are in order of their deaths: each block may have such a row.
+        """
         async with self._store.bulk() as connection:
-            found = await connection.fetchval(
-                self._sql(BLOCK_AT), entity_no, int(sub_queue), end, time_ms
-            )
+            found = None
+            if sub_queue is SubQueue.ACTIVE:
+                found = await connection.fetchval(
+                    self._sql(BLOCK_AT), entity_no, int(sub_queue), end, time_ms
+                )
             for block in await connection.fetch(
                 self._sql(BLOCKS), entity_no, int(sub_queue), found or 0, end
             ):
@@ -134,11 +141,12 @@ def _columns(row: asyncpg.Record) -> Columns:
     return Columns(count, last_position, low, *(column or b"" for column in columns))
 
 
-LOW: Final = """
-select coalesce(
-    (select low from {schema}.low_mark where entity_no = $1 and sub_queue = $2::smallint), 0
-)
+_LOW: Final = """
+case when exists (select from {schema}.entity where entity_no = {no}) then coalesce(
+    (select low from {schema}.low_mark where entity_no = {no} and sub_queue = {queue}::smallint), 0
+) else 9223372036854775807 end
 """
+LOW: Final = "select" + _LOW.replace("{no}", "$1").replace("{queue}", "$2")
 BLOCKS: Final = """
 select first_key, size, first_sequence from {schema}.block
 where entity_no = $1 and sub_queue = $2::smallint and first_key < $4 and first_key + size > $3
@@ -161,7 +169,8 @@ select row_key from {schema}.message
 where row_key >= $1 and row_key < $2 and enqueued_ms >= $3
 order by row_key limit 1
 """
-_CHUNK: Final = """
+_CHUNK: Final = (
+    """
 with measured as (
     select m.row_key, m.enqueued_ms, m.envelope, {sequence} as sequence,
            case when $7::boolean then m.application_properties end as application_properties,
@@ -197,14 +206,7 @@ with measured as (
     from page
     where bytes_before < $4
 )
-select count(*) as count, coalesce(max(row_key), 0) as last_position, (
-           select coalesce(
-               (
-                   select low from {schema}.low_mark
-                   where entity_no = $5 and sub_queue = $6::smallint
-               ), 0
-           )
-       ) as low,
+select count(*) as count, coalesce(max(row_key), 0) as last_position, {low} as low,
        string_agg(int8send(row_key), ''::bytea) as positions,
        string_agg({sent_sequence}, ''::bytea) as sequences,
        string_agg(int8send(enqueued_ms), ''::bytea) as enqueued,
@@ -224,7 +226,10 @@ select count(*) as count, coalesce(max(row_key), 0) as last_position, (
        string_agg(int4send(coalesce(octet_length(body), 0)), ''::bytea) as body_lengths,
        string_agg(body, ''::bytea) as bodies
 from chunk
-"""
+""".replace("{low}", _LOW)
+    .replace("{no}", "$5")
+    .replace("{queue}", "$6")
+)
 CHUNK: Final = (
     _CHUNK.replace("{sequence}", "null::bigint")
     .replace("{join}", "")

@@ -1,0 +1,46 @@
+"""Reads of ranges: marks, forgotten blocks, dropped entities, and times."""
+
+from __future__ import annotations
+
+from postbus.contract.entities import EntityKind, QueueProperties
+from postbus.entity.commands import SubQueue
+from postbus.entity.outcomes import DropDefinition, PutDefinition
+from postbus.store.bulk_reads import NO_ENTITY, Block, BulkReader
+from postbus.store.postgres import Store
+from tests.store.driving import NOW_MS, block, driven, insert, outcome
+
+ACTIVE, DEAD = SubQueue.ACTIVE, SubQueue.DEAD_LETTER
+
+
+def define() -> PutDefinition:
+    return PutDefinition(1, "orders", EntityKind.QUEUE, QueueProperties(), 3, 1)
+
+
+async def test_a_dropped_entity_is_noticed_in_the_snapshot_of_the_rows(store: Store) -> None:
+    reader = BulkReader(store, 0)
+    async with driven(store) as it:
+        await it.commit(outcome(mutations=[define()]))
+        await it.commit(outcome([insert(key) for key in range(1, 7)]))
+        wanted = Block(1, 7, 0)
+        whole = await reader.read(1, ACTIVE, wanted, 100, with_properties=True, with_body=True)
+        assert (whole.row_count, whole.low) == (6, 0)
+        assert await reader.low_mark(1, ACTIVE) == 0
+        await it.commit(outcome(mutations=[DropDefinition(1, 4)]))
+        rest = await reader.read(1, ACTIVE, wanted, 100, with_properties=True, with_body=True)
+        assert rest.low == NO_ENTITY
+        assert await reader.low_mark(1, ACTIVE) == NO_ENTITY
+
+
+async def test_a_time_finds_dead_letters_of_all_blocks(store: Store) -> None:
+    """They are in order of their deaths: a block with old messages may follow one with new."""
+    reader = BulkReader(store, 0)
+    async with driven(store) as it:
+        blocks = [block(first, 256, DEAD) for first in (1_000, 2_000, 3_000)]
+        await it.commit(outcome(mutations=[define(), *blocks]))
+        times = {1_000: 5, 1_001: 50, 2_000: 7, 3_000: 60}
+        await it.commit(
+            outcome([insert(key, enqueued_ms=NOW_MS + ms) for key, ms in times.items()])
+        )
+        for ms, position in ((0, 1_000), (8, 1_001), (51, 3_000), (61, 3_001)):
+            found = await reader.position_at(1, DEAD, NOW_MS + ms, 3_001)
+            assert found == position, ms
