@@ -7,10 +7,9 @@ sub-queue in one partition, and ranges are half-open. Source: ADR 42.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from postbus.contract.control import Body, ResponseBody
 from postbus.contract.control_messages import SubQueueName
@@ -67,14 +66,14 @@ class PutReaderGroup(Body):
 
     sub_queue: SubQueueName = "main"
     kind: Literal["tap"] = "tap"
-    start: Start | datetime = "latest"
+    start: Start | AwareDatetime = "latest"
 
 
 class ResetReaderGroup(Body):
     """A new place for an existing group; its reader is refused from then on."""
 
     sub_queue: SubQueueName = "main"
-    start: Start | datetime | Positions
+    start: Start | AwareDatetime | Positions
 
 
 class ClaimReaderGroup(Body):

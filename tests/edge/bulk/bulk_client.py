@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from postbus.contract.bulk import ReadableRanges, ReaderGroup
+from postbus.edge.bulk.handler import BulkHandler
+from tests.edge.bus_thread import BusThread
 from tests.edge.http_client import Answer, HttpClient
 
+LAST_CHUNK = b"0\r\n\r\n"
+"""The end of an answer that is complete."""
 JSON = {"Content-Type": "application/json"}
 
 
@@ -96,3 +101,56 @@ def problem_of(answer: Answer) -> tuple[int, str]:
 def bodies_of(rows: Sequence[dict[str, Any]]) -> list[bytes]:
     """Return the data of each body: a section with one vbin8."""
     return [row["body"][5:] for row in rows]
+
+
+def handler_of(bus: BusThread) -> BulkHandler:
+    found = bus.http._handlers["bulk"]
+    assert isinstance(found, BulkHandler)
+    return found
+
+
+async def nothing_is_held(bus: BusThread) -> None:
+    """Wait until all streams have given back their places, and their connection is free."""
+    streams = handler_of(bus)._streams
+    async with asyncio.timeout(30):
+        while streams.used or bus._hosts[0]._store._bulk._lock.locked():
+            await asyncio.sleep(0.01)
+    assert streams._of == {}
+
+
+def fields_of(http: HttpClient) -> bytes:
+    """Return the fields of a request without a body, the last of its connection."""
+    return f"Host: localhost\r\nAuthorization: {http.token}\r\nConnection: close\r\n\r\n".encode()
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """Return what comes until the connection ends, in whatever way."""
+    got = b""
+    async with asyncio.timeout(30):
+        try:
+            while part := await reader.read(65_536):
+                got += part
+        except ConnectionError:
+            pass
+    return got
+
+
+async def streamed(bulk: BulkClient, group: ReaderGroup) -> list[bytes]:
+    """Return the bytes of each stream of a plan."""
+    found = []
+    for partition, (first, end) in sorted(group.plan.ranges.items()):
+        answer = await bulk.stream(partition, first, end, group.epoch, group=group.name)
+        assert answer.status == 200, answer.body
+        found.append(answer.body)
+    return found
+
+
+async def reaped(bus: BusThread) -> None:
+    """Delete all settled rows that may be deleted."""
+
+    async def reap() -> None:
+        for host in bus._hosts:
+            while host._journal is not None and await host._journal.upkeep(bus.clock()):
+                pass
+
+    await asyncio.get_running_loop().run_in_executor(None, lambda: bus.run(reap()))

@@ -29,6 +29,15 @@ def is_available() -> bool:
     return find_spec("pyarrow") is not None
 
 
+def load_arrow() -> None:
+    """Import pyarrow: the first time takes long, so not in the event loop."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    assert pa.__version__
+    assert pc.add
+
+
 class ArrowStream:
     """Encodes the chunks of one stream."""
 

@@ -36,7 +36,12 @@ from postbus.contract.bulk import (
 from postbus.contract.control import ResponseBody
 from postbus.contract.entities import EntityKind, Right
 from postbus.edge.access.shares import Limit, Shares
-from postbus.edge.bulk.arrow_stream import END_OF_STREAM, ArrowStream, is_available
+from postbus.edge.bulk.arrow_stream import (
+    END_OF_STREAM,
+    ArrowStream,
+    is_available,
+    load_arrow,
+)
 from postbus.edge.bulk.requests import (
     NAMES,
     SUB_QUEUES,
@@ -61,7 +66,9 @@ MAX_STREAMS: Final = 16
 Our choice: they share one connection to each store."""
 
 WRITE_S: Final = 60.0
-"""Time for a reader to take a chunk. Our choice: a task of Spark may wait for its sink."""
+"""Time for a reader to take `WRITE_BYTES`. Our choice: a task of Spark may wait for its sink."""
+
+WRITE_BYTES: Final = 1 << 20
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 MANAGED: Final = frozenset({Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET})
@@ -242,6 +249,7 @@ class BulkHandler:
         try:
             # What is refused at once is answered; later the connection is cut.
             chunk = await anext(chunks, None)
+            await asyncio.to_thread(load_arrow)
             metadata = {
                 ENTITY_KEY: address.name,
                 GENERATION_KEY: self._access.generation(address),
@@ -253,15 +261,19 @@ class BulkHandler:
             try:
                 await _write(answer, stream.head())
                 while chunk is not None:
-                    await _write(answer, stream.batch(chunk))
+                    batch, chunk = stream.batch(chunk), None
+                    await _write(answer, batch)
+                    del batch  # it may have 100 MB, and so may the next one
                     self._authorizer.check_again(grant, Right.LISTEN)
                     chunk = await anext(chunks, None)
                 await _write(answer, END_OF_STREAM)
             except (BulkRefused, RowsMissing, HttpRefused, TimeoutError) as error:
                 extra = {"entity": address.name, "reason": str(error) or "the reader is too slow"}
                 logger.info("a stream of rows was cut", extra=extra)
-                if request.transport is not None:
-                    request.transport.abort()
+                _cut(request)
+            except Exception:
+                _cut(request)  # an answer in the middle of another one would be taken for rows
+                raise
             return answer
         finally:
             self._streams.give_back(account, 1)
@@ -280,9 +292,18 @@ class BulkHandler:
 
 
 async def _write(answer: web.StreamResponse, data: bytes | memoryview) -> None:
-    """Write, at the pace of the reader; raises TimeoutError when it does not read."""
-    async with asyncio.timeout(WRITE_S):
-        await answer.write(data)
+    """Write, at the pace of the reader; raises TimeoutError when it does not read.
+
+    A row may have 100 MB: in pieces it is copied but once, and a slow reader has time for it.
+    """
+    for start in range(0, len(data), WRITE_BYTES):
+        async with asyncio.timeout(WRITE_S):
+            await answer.write(data[start : start + WRITE_BYTES])
+
+
+def _cut(request: web.BaseRequest) -> None:
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def _json(body: ResponseBody, status: int = 200) -> web.Response:

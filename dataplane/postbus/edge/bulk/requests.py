@@ -36,6 +36,10 @@ NAMES: Final[dict[SubQueue, SubQueueName]] = {
 }
 NUMBER: Final = re.compile(r"[0-9]{1,19}")
 MOST_PROBLEMS: Final = 10
+MAX_PARAMETERS: Final = 16
+BELOW: Final = (
+    "below /{entity}/$bulk/ are ranges, rows, groups/{name} and its claim, plan, settle and reset"
+)
 
 
 class Action(Enum):
@@ -139,8 +143,13 @@ class BulkPath:
 def parse(method: str, raw_path: str) -> BulkPath:
     """Parse method and path of a request; raises `BulkError`."""
     raw, _, query = raw_path.partition("?")
+    if "://" in raw:  # the absolute form, as sent to proxies
+        raw = raw.partition("://")[2].partition("/")[2]
     parts = raw.strip("/").split("/")
-    at = [part.lower() for part in parts].index("$bulk")
+    lowered = [part.lower() for part in parts]
+    if "$bulk" not in lowered:
+        raise BulkError(404, "InvalidRequest", BELOW)
+    at = lowered.index("$bulk")
     entity = "/".join(_decoded(part) for part in parts[:at])
     queries = _read_queries(query)
     action, group = _action_of(method, [_decoded(part) for part in parts[at + 1 :]])
@@ -166,12 +175,7 @@ def _action_of(method: str, rest: list[str]) -> tuple[Action, str]:
         case ["groups", group, verb] if verb in _OF_GROUP:
             actions = {"POST": _OF_GROUP[verb]}
         case _:
-            raise BulkError(
-                404,
-                "InvalidRequest",
-                "below /{entity}/$bulk/ are ranges, rows, groups/{name} and its claim, plan, settle"
-                " and reset",
-            )
+            raise BulkError(404, "InvalidRequest", BELOW)
     if method not in actions:
         allowed = ", ".join(actions)
         detail = f"{method} is not supported here, only {allowed}"
@@ -180,7 +184,10 @@ def _action_of(method: str, rest: list[str]) -> tuple[Action, str]:
 
 
 def _read_queries(query: str) -> dict[str, str]:
-    pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=len(ROW_COLUMNS) + 10)
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+    except ValueError:
+        raise invalid(f"there are too many parameters, at most {MAX_PARAMETERS} count") from None
     queries = dict(pairs)
     if len(queries) < len(pairs):
         raise invalid("a parameter occurs twice")
