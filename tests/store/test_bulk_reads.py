@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import DropDefinition, PutDefinition
-from postbus.store.bulk_reads import NO_ENTITY, Block, BulkReader
+from postbus.store.bulk_reads import (
+    CHUNK_BYTES,
+    FIRST_ROWS,
+    MAX_CHUNK_ROWS,
+    NO_ENTITY,
+    Block,
+    BulkReader,
+    next_limit,
+)
 from postbus.store.postgres import Store
 from tests.store.driving import NOW_MS, block, driven, insert, outcome
 
@@ -44,3 +54,26 @@ async def test_a_time_finds_dead_letters_of_all_blocks(store: Store) -> None:
         for ms, position in ((0, 1_000), (8, 1_001), (51, 3_000), (61, 3_001)):
             found = await reader.position_at(1, DEAD, NOW_MS + ms, 3_001)
             assert found == position, ms
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "count", "measured"), [(10, 300, 1_000), (40_000, 300, 900), (400_000, 12, 100)]
+)
+async def test_few_rows_are_measured_and_not_read(
+    store: Store, body_bytes: int, count: int, measured: int
+) -> None:
+    """A tap that reads what is settled knows no average size."""
+    reader = BulkReader(store, 0)
+    async with driven(store) as it:
+        await it.commit(outcome(mutations=[define()]))
+        await it.commit(outcome([insert(key, bytes(body_bytes)) for key in range(1, count + 1)]))
+        first, limit, limits = 1, FIRST_ROWS, 0
+        while first <= count:
+            limits += limit
+            rest = Block(first, count + 1, 0)
+            read = await reader.read(1, ACTIVE, rest, limit, with_properties=True, with_body=True)
+            assert len(read.bodies) < CHUNK_BYTES + body_bytes
+            assert 0 < read.row_count <= limit <= MAX_CHUNK_ROWS
+            first = read.last_position + 1
+            limit = next_limit(limit, read)
+        assert limits <= measured

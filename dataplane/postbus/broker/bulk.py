@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 from postbus.broker.address import Address
 from postbus.broker.partition.host import Host
@@ -39,7 +40,7 @@ from postbus.entity.group_commands import (
     ResetGroup,
     SettleRange,
 )
-from postbus.store.bulk_reads import NO_ENTITY, Block, Columns
+from postbus.store.bulk_reads import FIRST_ROWS, NO_ENTITY, Block, Columns, next_limit
 from postbus.store.errors import StoreError
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
@@ -111,6 +112,9 @@ class BulkAccess:
         self._router = router
         self._hosts = hosts
         self._created_ms = created_ms
+        self._locks: WeakValueDictionary[tuple[int, SubQueue, str], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
 
     def generation(self, address: Address) -> str:
         """Return what changes when an entity is deleted and created again."""
@@ -158,6 +162,11 @@ class BulkAccess:
 
     async def put_group(self, address: Address, name: str, start: Start) -> Group:
         """Create a group, or return the existing one; completes an interrupted creation."""
+        async with self._lock(address, name):
+            await self._refuse_half_a_group(address, name)
+            return await self._put_group(address, name, start)
+
+    async def _put_group(self, address: Address, name: str, start: Start) -> Group:
         home = self._home(address)
         starts = await self._positions(address, start)
         puts = await asyncio.gather(
@@ -184,12 +193,18 @@ class BulkAccess:
         return _group(name, listed.cursor)
 
     async def drop_group(self, address: Address, name: str) -> bool:
-        """Delete a group, its home last so that it can be repeated; return whether it existed."""
+        """Delete a group; return whether something of it existed.
+
+        The home goes first, since no reader may use a group that lacks one of its cursors: what
+        that partition deletes is noted nowhere. A repeated call deletes the rest.
+        """
         home = self._home(address)
         others = [host for host in self._partitions(address).values() if host is not home]
         command = DropGroup(*_place(address), name)
-        await asyncio.gather(*(self._call(host, command) for host in others))
-        return (await self._call(home, command)).existed
+        async with self._lock(address, name):
+            dropped = [await self._call(home, command)]
+            dropped += await asyncio.gather(*(self._call(host, command) for host in others))
+        return any(each.existed for each in dropped)
 
     async def reset_group(self, address: Address, name: str, start: Start) -> Group:
         """Let a group go on elsewhere; its reader is refused from then on."""
@@ -232,6 +247,30 @@ class BulkAccess:
             self._home(address), SettleRange(*_place(address), name, epoch, number)
         )
         return await self._followed(address, name, decided.cursor)
+
+    async def _refuse_half_a_group(self, address: Address, name: str) -> None:
+        """Raise if a partition has lost its cursor of a group, as after a restore of its store."""
+        partitions = self._partitions(address)
+        listed = await asyncio.gather(
+            *(self._call(host, ListRanges(*_place(address), name)) for host in partitions.values())
+        )
+        cursors = dict(zip(partitions, (each.cursor for each in listed), strict=True))
+        home = cursors[self._home(address).partition_id]
+        without = sorted(number for number, cursor in cursors.items() if cursor is None)
+        if without and home is not None and home.plan is not None:
+            text = (
+                f"the partitions {without} have lost the reader group {name}, and perhaps messages"
+                " that it has not read: drop the group and create it again to accept that"
+            )
+            raise BulkRefused(Refused(Refusal.CONFLICT, text))
+
+    def _lock(self, address: Address, name: str) -> asyncio.Lock:
+        """Return the lock under which a group is created and dropped, in several steps."""
+        key = (*_place(address), name)
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
 
     async def _followed(
         self, address: Address, name: str, cursor: Cursor, *, is_new: bool = False
@@ -319,6 +358,7 @@ class BulkAccess:
             blocks = await host.bulk.blocks(*_place(address), first, end)
         # Blocks without rows are forgotten: their rows are missing below this mark.
         _check_low(partition_id, first, await self._low(address, host))
+        limit = FIRST_ROWS
         for block in blocks:
             rest = block
             while rest.first < rest.end:
@@ -326,13 +366,14 @@ class BulkAccess:
                     chunk = await host.bulk.read(
                         *_place(address),
                         rest,
-                        listed.average_bytes,
+                        limit,
                         with_properties=with_properties,
                         with_body=with_body,
                     )
                 _check_low(partition_id, rest.first, chunk.low)
                 if not chunk.row_count:
                     break
+                limit = next_limit(limit, chunk)
                 yield RowChunk(chunk, block.offset)
                 rest = rest._replace(first=chunk.last_position + 1)
 

@@ -19,7 +19,9 @@ from postbus.store.postgres import Store
 CHUNK_BYTES: Final = 1 << 20
 """Bytes after which a chunk ends. A larger row is a chunk of its own."""
 MAX_CHUNK_ROWS: Final = 4_096
-LEAST_ROW_BYTES: Final = 100
+FIRST_ROWS: Final = 64
+"""Rows of the first chunk of a range at most: what is settled is in no average size. Our choice:
+each row is measured, and one of 100 MB has thousands of rows in `body`."""
 NO_ENTITY: Final = (1 << 63) - 1
 """The mark of an entity that was deleted: its rows are being deleted too."""
 
@@ -54,6 +56,15 @@ class Columns(NamedTuple):
     has_body: bytes
     body_lengths: bytes
     bodies: bytes
+
+
+def next_limit(limit: int, read: Columns) -> int:
+    """Return how many rows the chunk after one may have: few are measured and not read."""
+    if read.row_count >= limit:
+        return min(2 * limit, MAX_CHUNK_ROWS)
+    if len(read.envelopes) + len(read.properties) + len(read.bodies) >= CHUNK_BYTES:
+        return 2 * read.row_count
+    return limit  # the block has ended
 
 
 class BulkReader:
@@ -108,14 +119,12 @@ class BulkReader:
         entity_no: int,
         sub_queue: SubQueue,
         block: Block,
-        average_bytes: int,
+        limit: int,
         *,
         with_properties: bool,
         with_body: bool,
     ) -> Columns:
-        """Return the first rows of a block, about `CHUNK_BYTES` of them."""
-        row_bytes = max(average_bytes, LEAST_ROW_BYTES)
-        limit = min(max(2 * CHUNK_BYTES // row_bytes, 16), MAX_CHUNK_ROWS)
+        """Return the first rows of a block: at most `limit`, and about `CHUNK_BYTES` of them."""
         sql = CHUNK if sub_queue is SubQueue.ACTIVE else CHUNK_KEPT
         async with self._store.bulk() as connection:
             row = await connection.fetchrow(

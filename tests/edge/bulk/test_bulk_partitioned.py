@@ -11,8 +11,8 @@ import pytest
 
 from postbus.broker.bulk import BulkAccess, BulkRefused
 from postbus.broker.partition.host import Host
-from postbus.entity.commands import Refusal, Refused
-from postbus.entity.group_commands import ClaimGroup, FollowHome, PlanRange
+from postbus.entity.commands import Refusal, Refused, SubQueue
+from postbus.entity.group_commands import ClaimGroup, DropGroup, FollowHome, PlanRange
 from postbus.store.errors import StoreUnavailable
 from tests.edge.bulk.bulk_client import (
     BulkClient,
@@ -111,14 +111,24 @@ async def test_a_plan_names_all_partitions(http: HttpClient, spread: str) -> Non
 
 
 def fail_next(
-    monkeypatch: pytest.MonkeyPatch, http: HttpClient, kind: type[object], *, applied: bool
+    monkeypatch: pytest.MonkeyPatch,
+    http: HttpClient,
+    kind: type[object],
+    *,
+    applied: bool,
+    skip: int = 0,
 ) -> None:
-    """Let the answer to the next command of a kind be unknown."""
+    """Let the answer to the next command of a kind be unknown, behind some that are answered."""
     access: BulkAccess = handler_of(http.bus)._access
     call = access._call
+    left = skip
 
     async def failing(host: Host, command: Any) -> object:
+        nonlocal left
         if not isinstance(command, kind):
+            return await call(host, command)
+        left -= 1
+        if left >= 0:
             return await call(host, command)
         monkeypatch.setattr(access, "_call", call)
         if applied:
@@ -198,3 +208,74 @@ async def test_creation_dropping_and_claims_at_once_leave_a_group_that_works(
     await send(http, spread)
     group = await bulk.plan_all(await bulk.claim())
     assert set(bodies_of(await bulk.read(group))) == expected()
+
+
+async def test_a_group_whose_deletion_was_interrupted_is_none(
+    http: HttpClient, spread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would go on as if the partition without its cursor had deleted nothing."""
+    bulk = BulkClient(http, spread)
+    await bulk.create()
+    fail_next(monkeypatch, http, DropGroup, applied=False, skip=1)
+    assert problem_of(await bulk.call("DELETE", "groups/lake")) == (503, "Unavailable")
+    await send(http, spread)
+    for _ in range(COUNT):
+        assert (await http.take(spread)).status == 200
+    await reaped(http.bus)
+    assert problem_of(await bulk.call("GET", "groups/lake")) == (404, "GroupNotFound")
+    assert (await bulk.call("DELETE", "groups/lake")).status == 204
+    assert problem_of(await bulk.call("DELETE", "groups/lake")) == (404, "GroupNotFound")
+    assert (await bulk.create()).status == 201
+
+
+async def test_a_group_that_lost_a_cursor_is_refused(http: HttpClient, spread: str) -> None:
+    bulk = BulkClient(http, spread)
+    await bulk.create()
+    entry = http.bus._directory.find(spread)
+    assert entry is not None
+    lost = DropGroup(entry.entity_no, SubQueue.ACTIVE, "lake")
+    run = http.bus.run
+    await asyncio.get_running_loop().run_in_executor(
+        None, lambda: run(http.bus._hosts[1].call(lost))
+    )
+    answer = await bulk.create()
+    assert problem_of(answer) == (409, "NotAllowed")
+    assert b"drop the group" in answer.body
+    assert (await bulk.call("DELETE", "groups/lake")).status == 204
+    assert (await bulk.create()).status == 201
+
+
+@pytest.mark.slow
+async def test_without_one_partition_the_others_are_read_and_nothing_is_decided(
+    http: HttpClient, spread: str
+) -> None:
+    bulk = BulkClient(http, spread)
+    await bulk.create()
+    await send(http, spread)
+    group = await bulk.plan_all(await bulk.claim())
+    there, away = (group.plan.ranges[number] for number in (0, 1))
+    whole = await bulk.stream(0, *there, group.epoch)
+    await asyncio.get_running_loop().run_in_executor(None, _interrupt, http.bus)
+    for answer in (
+        await bulk.stream(1, *away, group.epoch),
+        await bulk.call("GET", "ranges"),
+        await bulk.create("other"),
+        await bulk.post("plan", epoch=group.epoch, ranges={"0": there, "1": away}),
+    ):
+        assert problem_of(answer) == (503, "Unavailable")
+        assert int(answer.headers["Retry-After"]) > 0
+    assert (await bulk.stream(0, *there, group.epoch)).body == whole.body
+    async with asyncio.timeout(30):
+        while (await bulk.call("GET", "ranges")).status == 503:
+            await asyncio.sleep(0.05)
+    again = await bulk.post("plan", epoch=group.epoch, ranges={"0": there, "1": away})
+    assert group_of(again).plan == group.plan
+    assert set(bodies_of(await bulk.read(group))) == expected()
+    assert (await bulk.create("other")).status == 201
+
+
+def _interrupt(bus: BusThread) -> None:
+    async def interrupt() -> None:
+        bus._hosts[1].interrupt(5.0)
+
+    bus.run(interrupt())
