@@ -86,12 +86,13 @@ FAULTS ?= 200
 SEED ?= 1
 
 .PHONY: fuzz
-fuzz: setup ## feed the readers of seven formats mutations, 10 min each
+fuzz: setup ## feed the readers of eight formats mutations, 10 min each
 	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.message.fuzz_message $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.rules.fuzz_filters $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.broker.access.fuzz_tokens $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.runtime.fuzz_http $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.edge.bulk.fuzz_bulk $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.atom.fuzz_atom $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.amqp.fuzz_websocket $(FUZZ_SECONDS)
 

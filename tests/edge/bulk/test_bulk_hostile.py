@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
 
+from postbus.broker.bulk import RowChunk
 from postbus.edge.bulk import handler
+from postbus.edge.bulk.arrow_stream import ArrowStream
 from postbus.edge.bulk.handler import MAX_STREAMS
+from postbus.store.bulk_reads import BulkReader, Columns
+from postbus.store.errors import StoreUnavailable
+from postbus.store.postgres import Store
 from tests.edge.bulk.bulk_client import (
     LAST_CHUNK,
     BulkClient,
@@ -24,6 +31,7 @@ from tests.edge.bulk.bulk_client import (
     rest_of,
     table_of,
 )
+from tests.edge.bulk.fuzz_bulk import check_stream, fuzz
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.http_client import HttpClient, token_of
 
@@ -64,8 +72,8 @@ async def filled(http: HttpClient, queue: str, count: int, size_bytes: int) -> s
         ("GET", "/{queue}/$bulk/ranges/more", 404, "below /{entity}/$bulk/"),
         ("POST", "/{queue}/$bulk/groups/lake/reject", 404, "below /{entity}/$bulk/"),
         ("GET", "/$bulk/ranges", 400, "does not name an entity"),
-        ("GET", "/nowhere/$bulk/ranges", 404, "could not be found"),
-        ("GET", "/{queue}/$DeadLetterQueue/$bulk/ranges", 404, "could not be found"),
+        ("GET", "/nowhere/$bulk/ranges", 404, "there is no nowhere"),
+        ("GET", "/{queue}/$DeadLetterQueue/$bulk/ranges", 404, "subQueue=deadLetter"),
         ("GET", "/{queue}%FF/$bulk/ranges", 400, "UTF-8"),
         ("GET", "/{queue}%00/$bulk/ranges", 400, "no name has"),
         ("GET", "/{queue}/$bulk/ranges?splits=1&splits=2", 400, "occurs twice"),
@@ -346,6 +354,76 @@ async def test_a_stream_ends_with_the_right_to_read(http: HttpClient, queue: str
         writer.close()
 
 
+@pytest.mark.slow
+async def test_an_error_of_ours_in_the_middle_cuts_the_stream(
+    http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer there would be read as rows."""
+    at = await filled(http, queue, 20, 200_000)
+    batch = ArrowStream.batch
+    made = 0
+
+    def failing(stream: ArrowStream, chunk: RowChunk) -> memoryview:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise RuntimeError("says the test")
+        return batch(stream, chunk)
+
+    monkeypatch.setattr(ArrowStream, "batch", failing)
+    status, got = await cut_answer(http, at)
+    assert status == 200
+    assert not got.endswith(LAST_CHUNK)
+    assert b"HTTP/1.1 500" not in got
+    assert len(http.bus.log.errors()) == 1
+    http.bus.log.records.clear()
+
+
+async def cut_answer(http: HttpClient, at: str) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.bus.port)
+    writer.write(f"GET {at} HTTP/1.1\r\n".encode() + fields_of(http))
+    head = await reader.readuntil(b"\r\n\r\n")
+    got = await rest_of(reader)
+    writer.close()
+    return int(head.split()[1]), got
+
+
+@pytest.mark.slow
+async def test_a_stream_is_cut_when_the_store_fails_and_the_next_one_is_whole(
+    http: HttpClient, queue: str
+) -> None:
+    at = await filled(http, queue, 90, 200_000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.bus.port, limit=4_096)
+    writer.write(f"GET {at} HTTP/1.1\r\n".encode() + fields_of(http))
+    await reader.readuntil(b"\r\n\r\n")
+    read = BulkReader.read
+    store = http.bus._hosts[0]._store
+
+    async def without_connection(*arguments: Any, **more: Any) -> Columns:
+        raise StoreUnavailable("says the test")
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(BulkReader, "read", without_connection)
+        assert not (await rest_of(reader)).endswith(LAST_CHUNK)
+        refused = await http.call("GET", at)
+        assert problem_of(refused) == (503, "Unavailable")
+        assert int(refused.headers["Retry-After"]) > 0
+    writer.close()
+    assert BulkReader.read is read
+    await asyncio.get_running_loop().run_in_executor(None, _end_connection, http.bus, store)
+    assert table_of(await http.call("GET", at)).num_rows == 90
+
+
+def _end_connection(bus: BusThread, store: Store) -> None:
+    """End the connection for reads of ranges, as its server does when it restarts."""
+
+    async def end() -> None:
+        async with store.bulk() as connection:
+            connection.terminate()
+
+    bus.run(end())
+
+
 async def test_a_reader_without_the_right_sees_nothing(http: HttpClient, queue: str) -> None:
     bulk = BulkClient(http, queue)
     await bulk.create()
@@ -359,3 +437,11 @@ async def test_a_reader_without_the_right_sees_nothing(http: HttpClient, queue: 
     assert (await bulk.call("DELETE", "groups/lake")).status == 401
     assert (await bulk.create("other")).status == 401
     assert (await bulk.post("reset", start="earliest")).status == 401
+
+
+@pytest.mark.slow
+def test_fuzzed_requests_are_refused_and_rows_are_read_as_they_were() -> None:
+    check_stream(random.Random(0))  # imports Arrow, which takes longer than any input
+    tried, accepted = fuzz(seconds=10, seed=7)
+    assert tried > 600
+    assert accepted > tried / 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from struct import pack
 from typing import Any
@@ -11,15 +11,19 @@ from typing import Any
 import aiohttp
 import pyarrow as pa
 import pytest
+from aiohttp import web
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from postbus.broker import bulk as bulk_access
 from postbus.contract.bulk import ReaderGroup
+from postbus.edge.bulk.handler import WRITE_BYTES
 from postbus.entity.commands import (
     DeleteBySequence,
     Enqueue,
     Enqueued,
     MessagesHandled,
+    ResendBySequence,
     SubQueue,
 )
 from postbus.message.sections import slice_message
@@ -172,6 +176,47 @@ async def test_messages_are_read_by_everyone_who_asks(http: HttpClient) -> None:
         await reaped(http.bus)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_partitioned", [False, True])
+async def test_every_message_is_read_once_while_others_send_receive_and_delete(
+    http: HttpClient, is_partitioned: bool
+) -> None:
+    queue = http.bus.queue(enablePartitioning=is_partitioned)
+    bulk = BulkClient(http, queue)
+    await bulk.create()
+    found: list[bytes] = []
+    sending = asyncio.Event()
+
+    async def send_some(sender: int) -> None:
+        for n in range(40):
+            await send(http, queue, f"{sender} {n}")
+
+    async def take_some() -> None:
+        while not sending.is_set():
+            assert (await http.take(queue)).status in (200, 204)
+
+    async def delete_some() -> None:
+        while not sending.is_set():
+            await reaped(http.bus)
+
+    async def read_all() -> None:
+        group = await bulk.claim()
+        is_last = False
+        while not is_last:
+            is_last = sending.is_set()
+            group = await bulk.plan_all(group)
+            if not group.plan.is_settled:
+                found.extend(bodies_of(await bulk.read(group)))
+                number = group.plan.number
+                assert (await bulk.post("settle", epoch=group.epoch, number=number)).status == 200
+
+    others = [asyncio.create_task(work()) for work in (take_some, take_some, delete_some, read_all)]
+    await asyncio.gather(*(send_some(sender) for sender in range(6)))
+    sending.set()
+    await asyncio.gather(*others)
+    assert sorted(found) == sorted(f"{k} {n}".encode() for k in range(6) for n in range(40))
+
+
 # --- missing rows are told ------------------------------------------------------------------------
 
 
@@ -193,13 +238,50 @@ async def test_rows_that_were_deleted_are_told_also_when_their_block_is_forgotte
     assert problem_of(await bulk.stream(partition, first, end, group.epoch)) == (410, "DataLoss")
 
 
+async def delete_entity(bulk: BulkClient) -> None:
+    delete = bulk.http.bus.delete
+    await asyncio.get_running_loop().run_in_executor(None, delete, bulk.entity)
+
+
+async def drop_group(bulk: BulkClient) -> None:
+    assert (await bulk.call("DELETE", "groups/lake")).status == 204
+
+
+async def settle_and_plan(bulk: BulkClient) -> None:
+    await bulk.plan_all(group := await bulk.claim())
+    await bulk.post("settle", epoch=group.epoch, number=group.plan.number)
+
+
+async def reset_to_the_end(bulk: BulkClient) -> None:
+    assert (await bulk.post("reset", start="latest")).status == 200
+
+
+async def claim_again(bulk: BulkClient) -> None:
+    await bulk.claim(reader="another")
+
+
 @pytest.mark.slow
-async def test_a_stream_of_an_entity_that_is_deleted_is_cut(http: HttpClient, queue: str) -> None:
+@pytest.mark.parametrize(
+    ("happens", "is_cut"),
+    [
+        (delete_entity, True),
+        (drop_group, True),
+        (settle_and_plan, True),
+        (reset_to_the_end, True),
+        (claim_again, False),
+    ],
+)
+async def test_a_stream_is_whole_or_cut(
+    http: HttpClient, queue: str, happens: Callable[[BulkClient], Any], is_cut: bool
+) -> None:
+    """Its rows were completed, and are deleted when no group needs them any more."""
     bulk = BulkClient(http, queue)
     await bulk.create()
-    for _ in range(60):
+    for _ in range(90):
         assert (await http.send(queue, b"x" * 200_000)).status == 201
     group = await bulk.plan_all(await bulk.claim())
+    for _ in range(90):
+        await take(http, queue)
     [(partition, (first, end))] = group.plan.ranges.items()
     at = (
         f"/{queue}/$bulk/rows?group=lake&epoch={group.epoch}&partition={partition}"
@@ -207,10 +289,10 @@ async def test_a_stream_of_an_entity_that_is_deleted_is_cut(http: HttpClient, qu
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", http.bus.port, limit=4_096)
     writer.write(f"GET {at} HTTP/1.1\r\n".encode() + fields_of(http))
-    await reader.readexactly(1_000)
-    await asyncio.get_running_loop().run_in_executor(None, http.bus.delete, queue)
+    await reader.readuntil(b"\r\n\r\n")
+    await happens(bulk)
     await reaped(http.bus)
-    assert not (await rest_of(reader)).endswith(LAST_CHUNK)
+    assert (await rest_of(reader)).endswith(LAST_CHUNK) is not is_cut
     writer.close()
 
 
@@ -226,6 +308,25 @@ async def test_a_paused_reader_of_a_dropped_group_is_refused_by_the_next_one_of_
         again = await bulk.claim()
     answer = await bulk.post("settle", epoch=paused.epoch, number=again.plan.number)
     assert problem_of(answer) == (409, "Fenced")
+
+
+async def test_an_entity_that_is_created_again_has_no_groups_and_another_generation(
+    http: HttpClient, queue: str
+) -> None:
+    bulk = BulkClient(http, queue)
+    await send(http, queue, "one")
+    group = await planned(bulk)
+    [(partition, (first, end))] = group.plan.ranges.items()
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, http.bus.delete, queue)
+    assert problem_of(await bulk.post("claim")) == (404, "EntityNotFound")
+    await loop.run_in_executor(None, http.bus.queue, queue)
+    assert problem_of(await bulk.post("claim")) == (404, "GroupNotFound")
+    refused = await bulk.stream(partition, first, end, group.epoch)
+    assert refused.status in (400, 404), "it may have another partition"
+    again = group_of(await bulk.create())
+    assert again.generation != group.generation
+    assert again.epoch > group.epoch
 
 
 # --- other places ---------------------------------------------------------------------------------
@@ -275,12 +376,23 @@ async def test_dead_letters_keep_their_numbers_and_a_time_finds_all_of_them(
     assert bodies_of(rows) == [b"second", b"first"]
     before = await streamed(bulk, group)
     await take(http, queue + DLQ)
+    await asyncio.get_running_loop().run_in_executor(None, _resend, http.bus, queue, 1)
+    assert (await http.take(queue, 5)).body == b"first"
     await reaped(http.bus)
     assert await streamed(bulk, group) == before
     await bulk.create("since", since)
     assert bodies_of(await bulk.read(await bulk.plan_all(await bulk.claim("since"))))[:1] == [
         b"second"
     ]
+
+
+def _resend(bus: BusThread, queue: str, number: int) -> None:
+    entry = bus._directory.find(queue)
+    assert entry is not None
+    resent = ResendBySequence(entry.entity_no, SubQueue.DEAD_LETTER, [number], entry.entity_no)
+    done = bus.run(bus._hosts[entry.home_partition].call(resent))
+    assert isinstance(done, MessagesHandled)
+    assert list(done.done) == [number]
 
 
 async def test_a_subscription_reads_bodies_that_it_shares(http: HttpClient) -> None:
@@ -355,12 +467,24 @@ async def test_no_limit_of_a_chunk_loses_or_doubles_a_row(
     whole = await bulk.read(group)
     monkeypatch.setattr(bulk_reads, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(bulk_reads, "MAX_CHUNK_ROWS", max_rows)
+    monkeypatch.setattr(bulk_access, "FIRST_ROWS", max_rows)
     assert await bulk.read(group) == whole
     assert [row["sequence_number"] for row in whole] == list(range(1, 21))
 
 
 @pytest.mark.slow
-async def test_a_body_of_100_mb_is_read_in_pieces(premium_bus: BusThread) -> None:
+async def test_a_body_of_100_mb_is_read_in_pieces(
+    premium_bus: BusThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow reader has its time for each piece."""
+    sizes: list[int] = []
+    write = web.StreamResponse.write
+
+    async def measured(answer: web.StreamResponse, data: bytes | memoryview) -> None:
+        sizes.append(len(data))
+        await write(answer, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", measured)
     queue = premium_bus.queue(max_message_size_in_kilobytes=102_400)
     body = b"0123456789" * 10_000_000
     async with aiohttp.ClientSession() as session:
@@ -377,6 +501,7 @@ async def test_a_body_of_100_mb_is_read_in_pieces(premium_bus: BusThread) -> Non
         first, end = group.plan.ranges[0]
         chosen = await bulk.stream(0, first, end, group.epoch, columns="position")
         assert len(chosen.body) < 10_000
+    assert max(sizes) == WRITE_BYTES
     await nothing_is_held(premium_bus)
 
 

@@ -89,7 +89,8 @@ class BulkError(Exception):
 
     def answer(self) -> web.Response:
         """Return the response."""
-        problem = BulkProblem.model_validate({"code": self.code, "detail": self.detail})
+        detail = self.detail.encode(errors="replace").decode()  # it may cite what is no text
+        problem = BulkProblem.model_validate({"code": self.code, "detail": detail})
         return web.Response(
             status=self.status,
             text=problem.model_dump_json(by_alias=True) + "\n",

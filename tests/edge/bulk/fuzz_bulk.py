@@ -1,0 +1,245 @@
+"""Fuzzes the bulk API: `python -m tests.edge.bulk.fuzz_bulk SECONDS [SEED]`.
+
+Damages addresses and bodies of requests: only a refusal with a text that can be sent may come out,
+or a request within the limits of the contract. And makes chunks of rows of any shape, also one that
+is a part of a larger row: what Arrow reads of them is what they were made of.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from postbus.broker.bulk import RowChunk
+from postbus.contract.bulk import (
+    GROUP_NAME,
+    MAX_POSITION,
+    ROW_COLUMNS,
+    BulkProblem,
+    ClaimReaderGroup,
+    PlanRanges,
+    PutReaderGroup,
+    ResetReaderGroup,
+    SettlePlan,
+)
+from postbus.edge.bulk.arrow_stream import END_OF_STREAM, ArrowStream
+from postbus.edge.bulk.requests import ANSWERS, BulkError, parse, read_body, refusal_of
+from postbus.entity.commands import Refusal, Refused
+from postbus.store.bulk_reads import Columns
+from tests.fuzz_bounds import Bounds, program_arguments
+from tests.text_damages import damaged
+
+SLOW_SECONDS = 1.0
+METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "")
+
+ADDRESSES = [
+    "/orders/$bulk/ranges?subQueue=deadLetter&group=lake&splits=64",
+    "/a/b-c/$bulk/rows?partition=0&from=1&to=1176846646689136&group=lake&epoch=3&columns=body",
+    "/news/Subscriptions/all/$BULK/groups/lake?subQueue=transferDeadLetter",
+    "/orders/$bulk/groups/l-a_k.e9/plan",
+    "/orders/$bulk/groups/lake/claim/",
+    "http://here:5300/orders/$bulk/groups/%6Cake/settle",
+    "//orders/%24bulk/$bulk/$bulk/groups/lake/reset",
+]
+BODIES = [
+    '{"start": "earliest", "kind": "tap", "subQueue": "main"}',
+    '{"start": "2030-01-01T00:00:00+01:00"}',
+    '{"start": {"0": 12, "63": 9223372036854775807}}',
+    '{"reader": "driver 1 of lake", "subQueue": "deadLetter"}',
+    '{"epoch": 3, "ranges": {"0": [1, 20], "1": [5, 5]}, "subQueue": "main"}',
+    '{"epoch": 9223372036854775807, "number": 7}',
+    "",
+]
+MODELS: tuple[type[BaseModel], ...] = (
+    PutReaderGroup,
+    ResetReaderGroup,
+    ClaimReaderGroup,
+    PlanRanges,
+    SettlePlan,
+)
+TOKENS = [
+    *'{}[]",:\\/%?&#.=-+ \t\n\r\0;@',
+    *('""', "null", "true", "NaN", "-1", "1e999", "9" * 40, "9" * 5_000, "[" * 3_000),
+    *("%2F", "%00", "%FF", "%", "//", "/$bulk/", "/$bulk", "groups/", "rows?", "://", "$bulk"),
+    *("\\u0000", "\\ud800", "\ud800", "é", "\U0001f600", "\u212a", "x" * 130, "a=1&" * 40),
+    *('"0":', '"00":', '"start":', '"ranges":', '"epoch":', "9223372036854775808", "0001-01-01"),
+]
+
+
+def mutated(pool: list[str], source: random.Random) -> str:
+    """Return a text with up to four damages."""
+    text = source.choice(pool)
+    for _ in range(source.randint(0, 4)):
+        text = damaged(text, source.randrange(len(text) + 1), pool, TOKENS, source)
+    return text
+
+
+def expect_answer(error: BulkError, source: object) -> None:
+    """Check that a refusal can be sent and says something."""
+    assert error.detail, source
+    answer = error.answer()
+    assert 400 <= answer.status < 500, source
+    assert isinstance(answer.body, bytes)
+    problem = BulkProblem.model_validate_json(answer.body)
+    assert problem.code == error.code, source
+
+
+def check_address(source: random.Random) -> bool:
+    text = mutated(ADDRESSES, source)
+    try:
+        target = parse(source.choice(METHODS), text)
+    except BulkError as error:
+        expect_answer(error, text)
+        return False
+    assert target.path, text
+    assert target.path.isprintable(), text
+    assert not target.group or re.fullmatch(GROUP_NAME, target.group), text
+    assert target.below.startswith("$bulk/"), text
+    assert target.below.isprintable(), text
+    expect_answer(refusal_of(Refused(source.choice(REFUSALS)), target.path), text)
+    for name in ("partition", "from", "to", "epoch", "splits"):
+        try:
+            assert 0 <= target.number(name, 0) <= MAX_POSITION, text
+        except BulkError as error:
+            expect_answer(error, text)
+    try:
+        assert set(target.columns()) <= set(ROW_COLUMNS), text
+        assert target.sub_queue is not None
+    except BulkError as error:
+        expect_answer(error, text)
+    return True
+
+
+REFUSALS = [each for each in Refusal if ANSWERS[each][0] < 500]
+
+
+def check_body(source: random.Random) -> bool:
+    text = mutated(BODIES, source)
+    data = text.encode(errors=source.choice(("surrogatepass", "replace")))
+    model = source.choice(MODELS)
+    try:
+        said = read_body(data, model)
+    except BulkError as error:
+        expect_answer(error, text)
+        return False
+    again = read_body(said.model_dump_json(by_alias=True).encode(), model)
+    assert again == said, text
+    json.dumps(said.model_dump(mode="json"), allow_nan=False)
+    return True
+
+
+def check_stream(source: random.Random) -> bool:
+    """Encode some chunks and read them."""
+    wanted = [name for name in ROW_COLUMNS if source.randrange(3)] or ["body"]
+    source.shuffle(wanted)
+    stream = ArrowStream(wanted, {"entity": mutated(ADDRESSES, source).encode(errors="replace")
+                                  .decode()})  # fmt: skip
+    parts = [bytes(stream.head())]
+    expected: list[dict[str, object]] = []
+    for _ in range(source.randrange(4)):
+        chunk, rows = made_chunk(source)
+        parts.append(bytes(stream.batch(chunk)))
+        expected += [{name: row[name] for name in ROW_COLUMNS if name in wanted} for row in rows]
+    data = b"".join([*parts, END_OF_STREAM])
+    table = pa.ipc.open_stream(data).read_all()
+    table.validate(full=True)
+    assert table.to_pylist() == expected
+    return True
+
+
+def made_chunk(source: random.Random) -> tuple[RowChunk, list[dict[str, object]]]:
+    """Return a chunk as the store sends it, and its rows."""
+    count = source.choice((1, 2, 7, 8, 9, 64, 65, 300))
+    first = source.randrange(MAX_POSITION - 10 * count)
+    positions = sorted(source.sample(range(first, first + 10 * count), count))
+    offset = -source.randrange(first + 1)
+    is_active = bool(source.randrange(2))
+    numbers = [
+        position + offset if is_active else source.randrange(MAX_POSITION) for position in positions
+    ]
+    times = [source.randrange(-MAX_POSITION, MAX_POSITION) for _ in positions]
+    envelopes = [source.randbytes(source.choice((1, 30, 100))) for _ in positions]
+    properties = values_of(source, count)
+    bodies = values_of(source, count)
+    columns = Columns(
+        count,
+        positions[-1],
+        0,
+        packed(">q", positions),
+        b"" if is_active else packed(">q", numbers),
+        packed(">q", times),
+        packed(">i", [len(each) for each in envelopes]),
+        b"".join(envelopes),
+        *joined(properties),
+        *joined(bodies),
+    )
+    rows: list[dict[str, object]] = [
+        dict(zip(ROW_COLUMNS, row, strict=True))
+        for row in zip(positions, numbers, times, envelopes, properties, bodies, strict=True)
+    ]
+    return RowChunk(columns, offset), rows
+
+
+def values_of(source: random.Random, count: int) -> list[bytes | None]:
+    """Return values, of which all, some or none are absent."""
+    absent = source.choice((0.0, 0.1, 0.9, 1.0))
+    return [
+        None if source.random() < absent else source.randbytes(source.choice((0, 1, 8, 200)))
+        for _ in range(count)
+    ]
+
+
+def joined(values: Sequence[bytes | None]) -> tuple[bytes, bytes, bytes]:
+    return (
+        bytes(each is not None for each in values),
+        packed(">i", [len(each or b"") for each in values]),
+        b"".join(each or b"" for each in values),
+    )
+
+
+def packed(code: str, numbers: Sequence[int]) -> bytes:
+    return b"".join(struct.pack(code, number) for number in numbers)
+
+
+CHECKS: tuple[Callable[[random.Random], bool], ...] = (check_address, check_body, check_stream)
+
+
+def fuzz(
+    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
+) -> tuple[int, int]:
+    """Return how many inputs were tried and how many were accepted."""
+    bounds = bounds or Bounds()
+    ends_at = time.monotonic() + seconds
+    tried = accepted = 0
+    while time.monotonic() < ends_at and (max_inputs is None or tried < max_inputs):
+        check = CHECKS[tried % len(CHECKS)]
+        source = random.Random(f"{seed} {tried}")
+        started = time.process_time()
+        try:
+            with bounds.step():
+                accepted += check(source)
+        except BaseException:
+            sys.stderr.write(f"seed {seed}, input {tried}, {check.__name__}\n")
+            raise
+        assert time.process_time() - started < SLOW_SECONDS, (seed, tried)
+        tried += 1
+    return tried, accepted
+
+
+def main() -> None:
+    seconds, seed = program_arguments()
+    bounds = Bounds()
+    tried, accepted = fuzz(seconds, seed, bounds=bounds)
+    sys.stdout.write(f"{tried} requests, {accepted} accepted, seed {seed}, {bounds}\n")
+
+
+if __name__ == "__main__":
+    main()
