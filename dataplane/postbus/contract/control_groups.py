@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from postbus.contract.bulk import GROUP_NAME, Start
 from postbus.contract.control import ResponseBody
@@ -27,13 +26,13 @@ class CreateReaderGroup(OfReaderGroup):
     time with the messages enqueued from then on.
     """
 
-    start: Start | datetime = "latest"
+    start: Start | AwareDatetime = "latest"
 
 
 class MoveReaderGroup(OfReaderGroup):
     """A group that goes on elsewhere; its reader is refused from then on."""
 
-    start: Start | datetime
+    start: Start | AwareDatetime
 
 
 class ReaderGroupDescription(ResponseBody):

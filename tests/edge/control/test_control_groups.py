@@ -74,6 +74,14 @@ def test_a_partitioned_queue_has_one_group_over_all_partitions(api: Caller) -> N
     assert listed(api, name) == []
 
 
+@pytest.mark.parametrize("start", ["0001-01-01T00:00:00", "2026-01-31T08:00:00", "yesterday"])
+def test_a_start_without_a_zone_is_refused(api: Caller, queue: str, start: str) -> None:
+    body = {"entity": queue, "name": "lake", "start": start}
+    answer = api.post(f"{GROUPS}/create", body)
+    assert (answer.status, answer.kind) == (400, "invalid")
+    assert listed(api, queue) == []
+
+
 def test_a_reset_group_refuses_its_reader(api: Caller, queue: str) -> None:
     body = {"entity": queue, "name": "lake", "start": "earliest"}
     assert api.post(f"{GROUPS}/create", body).status == 201
