@@ -196,7 +196,7 @@ with measured as (
                       where b.body_id = m.body_id
                   )
              end as size_bytes
-    from {schema}.message m {join}
+    from {schema}.message m
     where m.row_key >= $1 and m.row_key < $2
     order by m.row_key
     limit $3
@@ -239,14 +239,11 @@ from chunk
     .replace("{no}", "$5")
     .replace("{queue}", "$6")
 )
-CHUNK: Final = (
-    _CHUNK.replace("{sequence}", "null::bigint")
-    .replace("{join}", "")
-    .replace("{sent_sequence}", "null::bytea")
+CHUNK: Final = _CHUNK.replace("{sequence}", "null::bigint").replace(
+    "{sent_sequence}", "null::bytea"
 )
-CHUNK_KEPT: Final = (
-    _CHUNK.replace("{sequence}", "k.sequence")
-    .replace("{join}", "left join {schema}.kept k on k.row_key = m.row_key")
-    .replace("{sent_sequence}", "int8send(coalesce(sequence, 0))")
-)
-"""Outside ACTIVE the number of a row is in `kept`."""
+CHUNK_KEPT: Final = _CHUNK.replace(
+    "{sequence}", "(select k.sequence from {schema}.kept k where k.row_key = m.row_key)"
+).replace("{sent_sequence}", "int8send(coalesce(sequence, 0))")
+"""Outside ACTIVE the number of a row is in `kept`. A join may merge the two indexes from the first
+row of `kept` on; a subquery looks its row up."""

@@ -430,6 +430,8 @@ async def test_a_reader_without_the_right_sees_nothing(http: HttpClient, queue: 
     await http.send(queue, "one")
     group = await bulk.plan_all(await bulk.claim())
     [(partition, (first, end))] = group.plan.ranges.items()
+    answer = await bulk.stream(partition, first, end, group.epoch)
+    assert (answer.headers["Server"], answer.headers["Cache-Control"]) == ("Postbus", "no-store")
     http.token = token_of(http.bus, "sender")
     assert (await bulk.stream(partition, first, end, group.epoch)).status == 401
     http.token = token_of(http.bus, "listener")

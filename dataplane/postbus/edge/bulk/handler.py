@@ -53,6 +53,7 @@ from postbus.edge.bulk.requests import (
     refusal_of,
 )
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
+from postbus.edge.web.http_listener import SERVER
 from postbus.edge.web.http_server import read_limited
 from postbus.entity.commands import SubQueue
 
@@ -70,7 +71,11 @@ WRITE_S: Final = 60.0
 
 WRITE_BYTES: Final = 1 << 20
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
+HEADERS: Final = {
+    "Content-Type": "application/vnd.apache.arrow.stream",
+    "Cache-Control": "no-store",
+    "Server": SERVER,  # only answers that are not begun yet get it elsewhere
+}
 MANAGED: Final = frozenset({Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET})
 NO_ARROW: Final = "this broker has no pyarrow: install postbus with the extra `bulk`"
 
@@ -256,17 +261,16 @@ class BulkHandler:
                 PARTITION_KEY: str(partition),
             }
             stream = ArrowStream(columns, metadata)
-            answer = web.StreamResponse(headers={"Content-Type": ARROW})
+            answer = web.StreamResponse(headers=HEADERS)
             await answer.prepare(request)
             try:
-                await _write(answer, stream.head())
+                await self._write(answer, stream.head(), grant)
                 while chunk is not None:
                     batch, chunk = stream.batch(chunk), None
-                    await _write(answer, batch)
+                    await self._write(answer, batch, grant)
                     del batch  # it may have 100 MB, and so may the next one
-                    self._authorizer.check_again(grant, Right.LISTEN)
                     chunk = await anext(chunks, None)
-                await _write(answer, END_OF_STREAM)
+                await self._write(answer, END_OF_STREAM, grant)
             except (BulkRefused, RowsMissing, HttpRefused, TimeoutError) as error:
                 extra = {"entity": address.name, "reason": str(error) or "the reader is too slow"}
                 logger.info("a stream of rows was cut", extra=extra)
@@ -279,6 +283,19 @@ class BulkHandler:
             self._streams.give_back(account, 1)
             await chunks.aclose()
 
+    async def _write(
+        self, answer: web.StreamResponse, data: bytes | memoryview, grant: Grant
+    ) -> None:
+        """Write, at the pace of the reader, as long as it has the right to read.
+
+        A row may have 100 MB: in pieces it is copied but once, and a slow reader has time for it.
+        Raises TimeoutError when it does not read, and `HttpRefused`.
+        """
+        for start in range(0, len(data), WRITE_BYTES):
+            async with asyncio.timeout(WRITE_S):
+                await answer.write(data[start : start + WRITE_BYTES])
+            self._authorizer.check_again(grant, Right.LISTEN)
+
     async def _resolve(self, target: BulkPath, sub_queue: SubQueue) -> Address:
         """Return the address of a sub-queue; raises `BulkError` for a topic."""
         address = await self._access.resolve(target.path)
@@ -289,16 +306,6 @@ class BulkHandler:
             text = "a topic keeps no messages: read it through a subscription of your own"
             raise BulkError(409, "NotAllowed", text)
         return replace(address, sub_queue=sub_queue)
-
-
-async def _write(answer: web.StreamResponse, data: bytes | memoryview) -> None:
-    """Write, at the pace of the reader; raises TimeoutError when it does not read.
-
-    A row may have 100 MB: in pieces it is copied but once, and a slow reader has time for it.
-    """
-    for start in range(0, len(data), WRITE_BYTES):
-        async with asyncio.timeout(WRITE_S):
-            await answer.write(data[start : start + WRITE_BYTES])
 
 
 def _cut(request: web.BaseRequest) -> None:
