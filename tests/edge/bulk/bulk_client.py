@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -109,12 +110,17 @@ def handler_of(bus: BusThread) -> BulkHandler:
     return found
 
 
+async def wait_until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
 async def nothing_is_held(bus: BusThread) -> None:
     """Wait until all streams have given back their places, and their connection is free."""
     streams = handler_of(bus)._streams
-    async with asyncio.timeout(30):
-        while streams.used or bus._hosts[0]._store._bulk._lock.locked():
-            await asyncio.sleep(0.01)
+    lock = bus._hosts[0]._store._bulk._lock
+    await wait_until(lambda: not streams.used and not lock.locked())
     assert streams._of == {}
 
 
@@ -146,10 +152,14 @@ async def streamed(bulk: BulkClient, group: ReaderGroup) -> list[bytes]:
 
 
 async def reaped(bus: BusThread) -> None:
-    """Delete all settled rows that may be deleted."""
+    """Delete all settled rows that may be deleted, in place of the broker's own upkeep."""
 
     async def reap() -> None:
         for host in bus._hosts:
+            if host._upkeep is not None:
+                host._upkeep.cancel()
+                with suppress(asyncio.CancelledError):
+                    await host._upkeep
             while host._journal is not None and await host._journal.upkeep(bus.clock()):
                 pass
 

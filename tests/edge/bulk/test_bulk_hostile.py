@@ -30,6 +30,7 @@ from tests.edge.bulk.bulk_client import (
     problem_of,
     rest_of,
     table_of,
+    wait_until,
 )
 from tests.edge.bulk.fuzz_bulk import check_stream, fuzz
 from tests.edge.bus_thread import RULES, BusThread
@@ -286,9 +287,7 @@ async def test_a_key_without_a_stream_finds_room_beside_one_that_never_reads(
     at = await filled(http, queue, 60, 200_000)
     sockets = [await never_reading(http, at) for _ in range(MAX_STREAMS)]
     streams = handler_of(http.bus)._streams
-    async with asyncio.timeout(30):
-        while streams.used < MAX_STREAMS // 2:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: streams.used >= MAX_STREAMS // 2)
     assert (await http.call("GET", at)).status == 429
     listener = token_of(http.bus, "listener")
     other = await http.call("GET", at, headers={"Authorization": listener})

@@ -265,13 +265,17 @@ async def test_without_one_partition_the_others_are_read_and_nothing_is_decided(
         assert problem_of(answer) == (503, "Unavailable")
         assert int(answer.headers["Retry-After"]) > 0
     assert (await bulk.stream(0, *there, group.epoch)).body == whole.body
-    async with asyncio.timeout(30):
-        while (await bulk.call("GET", "ranges")).status == 503:
-            await asyncio.sleep(0.05)
+    await wait_for_partitions(bulk)
     again = await bulk.post("plan", epoch=group.epoch, ranges={"0": there, "1": away})
     assert group_of(again).plan == group.plan
     assert set(bodies_of(await bulk.read(group))) == expected()
     assert (await bulk.create("other")).status == 201
+
+
+async def wait_for_partitions(bulk: BulkClient) -> None:
+    async with asyncio.timeout(30):
+        while (await bulk.call("GET", "ranges")).status == 503:
+            await asyncio.sleep(0.05)
 
 
 def _interrupt(bus: BusThread) -> None:
