@@ -274,9 +274,10 @@ async def test_silently_lost_database_fails_calls_within_seconds(
                 it.journal.submit(outcome([insert(1)]), "sent")
             assert isinstance(await it.seen.wait_failed(), StoreUnavailable)
         else:
-            relay.pause_at = writer, b"pg_advisory_lock" if at == "claim" else b"string_agg"
+            relay.pause_at = writer, b"pg_advisory_lock" if at == "claim" else b"settled_parts"
             opening = asyncio.create_task(open_driven(store))
-            await relay.paused.wait()
+            async with asyncio.timeout(6.0):
+                await relay.paused.wait()
             relay.is_silent = True
             with pytest.raises(StoreUnavailable):
                 await opening
