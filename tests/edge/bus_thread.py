@@ -133,11 +133,20 @@ class BusThread:
     """Starts and stops the bus; every method is for the test's own thread."""
 
     def __init__(
-        self, dsn: str, limits: NamespaceLimits = LIMITS[Sku.STANDARD], tls: Path | None = None
+        self,
+        dsn: str,
+        limits: NamespaceLimits = LIMITS[Sku.STANDARD],
+        tls: Path | None = None,
+        *,
+        has_usual_port: bool = True,
     ) -> None:
-        """`tls`: a folder for certificates, when the bus shall have a second listener."""
+        """`tls`: a folder for certificates, when the bus shall have a second listener.
+
+        `has_usual_port`: listen there with TLS, too; one bus of a process can.
+        """
         self.limits = limits
         self._tls = tls
+        self._has_usual_port = has_usual_port
         self.log = KeptLog()
         self.real_shift_s = 0.0
         self.authorizer = Authorizer(
@@ -280,7 +289,8 @@ class BusThread:
             files = ensure_certificate(self._tls, ["localhost", TLS_HOST])
             self.authority_file = files.authority_file
             context = server_context(TlsFiles(files.certificate_file, files.key_file))
-            await self.front.listen(TLS_HOST, 5671, is_plain=False, tls=context)
+            if self._has_usual_port:
+                await self.front.listen(TLS_HOST, 5671, is_plain=False, tls=context)
             self.port = await self.front.listen("127.0.0.1", 0, tls=context)
         else:
             self.port = await self.front.listen("127.0.0.1", 0)

@@ -30,7 +30,8 @@ def running_bus(
     postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BusThread]:
     make_database(postgres_server, "pipeline", template=TEMPLATE)
-    bus = BusThread(dsn_of(postgres_server, "pipeline"), tls=tmp_path_factory.mktemp("tls"))
+    dsn, tls = dsn_of(postgres_server, "pipeline"), tmp_path_factory.mktemp("tls")
+    bus = BusThread(dsn, tls=tls, has_usual_port=False)
     bus.start()
     yield bus
     bus.stop()
