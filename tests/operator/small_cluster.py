@@ -61,6 +61,7 @@ class NoObjects:
 
     def __init__(self) -> None:
         self.patched: list[str] = []
+        self.deleted: list[str] = []
 
     async def get(self, type: ResourceType, namespace: str, name: str) -> Any:
         raise NotFound(404, "NotFound", f"there is no {type.kind} {namespace}/{name}")
@@ -68,6 +69,9 @@ class NoObjects:
     async def patch(self, type: ResourceType, namespace: str, name: str, change: Any) -> None:
         """Note the name of an object that only the cache has."""
         self.patched.append(name)
+
+    async def delete(self, type: ResourceType, namespace: str, name: str, *, uid: str) -> None:
+        self.deleted.append(name)
 
 
 class SmallCluster:

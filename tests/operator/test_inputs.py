@@ -61,7 +61,7 @@ class World:
     def look(self, key: Key) -> bool:
         """Look; return whether that did nothing: no write here, nothing on the bus, no Event."""
         cluster = self.cluster
-        there, version = cluster.get(key), self.bus.version
+        there, version, deleted = cluster.get(key), self.bus.version, len(cluster.api.deleted)
         asyncio.run(cluster.look(key))
         outcome = cluster.outcomes[key]
         return (
@@ -72,6 +72,7 @@ class World:
             and (outcome.has_finalizer, outcome.delete_resource) == (there.has_finalizer, False)
             and (outcome.retry_s, outcome.events) == (None, ())
             and self.bus.version == version
+            and len(cluster.api.deleted) == deleted
         )
 
     # --- what happens ---------------------------------------------------------------------------
