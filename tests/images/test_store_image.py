@@ -524,6 +524,7 @@ async def test_a_full_volume_refuses_rows_and_loses_none(pod: StorePod) -> None:
     await pod.wait_executed("create table rows (number bigint, filler text)")
     stored = 0
     for _ in range(3):
+        await pod.wait_accepts()
         connection = await pod.connect()
         with suppress(asyncpg.PostgresError, OSError):
             while True:
