@@ -64,7 +64,8 @@ def use(client: ServiceBusClient, queue: str) -> list[object]:
 
 async def kept(bus: BusThread, *queues: str) -> Counter[Settling]:
     """Return how many rows of queues are settled, by reason, in all partitions."""
-    entities = [bus._directory.find(queue).entity_no for queue in queues]  # type: ignore[union-attr]
+    found = map(bus._directory.find, queues)
+    entities = [entry.entity_no for entry in found if entry is not None]
     async with connected(bus._dsn) as look:
         rows = [
             row["how"]
