@@ -6,7 +6,10 @@ import asyncio
 import json
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from typing import Any
 
 import aiohttp
@@ -16,6 +19,7 @@ from postbus.broker.bulk import RowChunk
 from postbus.edge.bulk import handler
 from postbus.edge.bulk.arrow_stream import ArrowStream
 from postbus.edge.bulk.handler import MAX_STREAMS
+from postbus.edge.bulk.requests import BulkError, parse
 from postbus.store.bulk_reads import BulkReader, Columns
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
@@ -438,6 +442,31 @@ async def test_a_reader_without_the_right_sees_nothing(http: HttpClient, queue: 
     assert (await bulk.call("DELETE", "groups/lake")).status == 401
     assert (await bulk.create("other")).status == 401
     assert (await bulk.post("reset", start="earliest")).status == 401
+
+
+def test_a_refusal_that_cites_what_is_no_text_can_be_sent() -> None:
+    """A parser may pass bytes that are no UTF-8 on as lone surrogates."""
+    with pytest.raises(BulkError) as caught:
+        parse("GET", "/orders/$bulk/ranges?\udcff=1")
+    answer = caught.value.answer()
+    assert answer.status == 400
+    assert answer.text is not None
+    assert json.loads(answer.text)["detail"] == "?: is not a parameter of this operation"
+
+
+@pytest.mark.slow
+def test_streams_do_not_import_pandas() -> None:
+    """It would be imported in the event loop, and stop it for 0.4 s."""
+    program = (
+        "import random, sys; from tests.edge.bulk.fuzz_bulk import made_chunk;"
+        "from postbus.contract.bulk import ROW_COLUMNS;"
+        "from postbus.edge.bulk.arrow_stream import ArrowStream, load_arrow;"
+        "load_arrow(); stream = ArrowStream(ROW_COLUMNS, {});"
+        "[stream.batch(made_chunk(random.Random(n))[0]) for n in range(20)];"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert find_spec("pandas") is not None, "else this shows nothing"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @pytest.mark.slow
