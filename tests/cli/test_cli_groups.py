@@ -37,7 +37,7 @@ def test_a_group_is_created_listed_moved_and_deleted(here: CommandLine) -> None:
 
 
 def test_mistakes_are_named(here: CommandLine) -> None:
-    here.fails("groups", "drop", "queue.1", "none", code=7, says="has no reader group none")
+    here.fails("groups", "drop", "queue.1", "none", code=7, says="there is no reader group none")
     here.fails("groups", "create", "absent", "lake", code=7, says="absent")
     here.fails("groups", "create", "queue.1", "Lake", code=7, says="name")
     here.fails("groups", "create", "queue.1", "lake", "--from", "soon", code=7, says="start")

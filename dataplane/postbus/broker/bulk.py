@@ -40,6 +40,7 @@ from postbus.entity.group_commands import (
     ResetGroup,
     SettleRange,
 )
+from postbus.entity.groups import group_fenced, group_not_found
 from postbus.store.bulk_reads import FIRST_ROWS, NO_ENTITY, Block, Columns, next_limit
 from postbus.store.errors import StoreError
 
@@ -137,27 +138,40 @@ class BulkAccess:
         for host in self._hosts:
             with suppress(BulkRefused):
                 listed[host.partition_id] = (await self._call(host, ListGroups())).cursors
+        ends: dict[tuple[int, SubQueue], dict[int, int]] = {}
+        for number, cursors in listed.items():
+            for each in cursors:
+                place = each.entity_no, each.sub_queue
+                ends.setdefault(place, {})[number] = each.next_position
         found: list[ListedGroup] = []
         for each in (each for cursors in listed.values() for each in cursors):
             address = self._router.address_of(each.entity_no, each.sub_queue)
             if each.cursor.plan is not None and address is not None:
                 group = Group(each.name, each.cursor, each.cursor.plan)
-                found.append(ListedGroup(address, group, await self.unread(address, group)))
+                unread = await self._unread(address, group, ends[_place(address)])
+                found.append(ListedGroup(address, group, unread))
         away = (host.partition_id for host in self._hosts if host.partition_id not in listed)
         return sorted(found, key=lambda each: (each.address.name, each.group.name)), tuple(away)
 
     async def unread(self, address: Address, group: Group) -> int | None:
         """Return how many messages lie behind the plan of a group at most; None: unknown."""
-        count = 0
         try:
-            ends = await self._ends(address)
-            for number, host in self._partitions(address).items():
-                _, planned = group.plan.ranges.get(number, (0, 0))
-                with _store_errors():
-                    blocks = await host.bulk.blocks(*_place(address), planned, ends[number])
-                count += sum(block.end - block.first for block in blocks)
+            return await self._unread(address, group, await self._ends(address))
         except BulkRefused:
             return None
+
+    async def _unread(self, address: Address, group: Group, ends: Mapping[int, int]) -> int | None:
+        """`ends`: the position behind the last message of each partition that is available."""
+        count = 0
+        for number, host in self._partitions(address).items():
+            if number not in ends:
+                return None
+            _, planned = group.plan.ranges.get(number, (0, 0))
+            try:
+                blocks = await host.bulk.blocks(*_place(address), planned, ends[number])
+            except StoreError:
+                return None
+            count += sum(block.end - block.first for block in blocks)
         return count
 
     async def put_group(self, address: Address, name: str, start: Start) -> Group:
@@ -192,8 +206,8 @@ class BulkAccess:
         listed = await self._call(self._home(address), ListRanges(*_place(address), name))
         return _group(name, listed.cursor)
 
-    async def drop_group(self, address: Address, name: str) -> bool:
-        """Delete a group; return whether something of it existed.
+    async def drop_group(self, address: Address, name: str) -> None:
+        """Delete a group, of which something must exist.
 
         The home goes first, since no reader may use a group that lacks one of its cursors: what
         that partition deletes is noted nowhere. A repeated call deletes the rest.
@@ -204,7 +218,8 @@ class BulkAccess:
         async with self._lock(address, name):
             dropped = [await self._call(home, command)]
             dropped += await asyncio.gather(*(self._call(host, command) for host in others))
-        return any(each.existed for each in dropped)
+        if not any(each.existed for each in dropped):
+            raise BulkRefused(group_not_found(name))
 
     async def reset_group(self, address: Address, name: str, start: Start) -> Group:
         """Let a group go on elsewhere; its reader is refused from then on."""
@@ -451,19 +466,15 @@ def _place(address: Address) -> tuple[int, SubQueue]:
 
 def _group(name: str, cursor: Cursor | None, *, is_new: bool = False) -> Group:
     if cursor is None or cursor.plan is None:
-        text = f"there is no reader group {name}: create it first, with postbus groups create"
-        raise BulkRefused(Refused(Refusal.GROUP_NOT_FOUND, text))
+        raise BulkRefused(group_not_found(name))
     return Group(name, cursor, cursor.plan, is_new)
 
 
 def _check_reader(listed: RangesListed, name: str, epoch: int) -> None:
     if listed.cursor is None:
-        text = f"there is no reader group {name}: create it first, with postbus groups create"
-        raise BulkRefused(Refused(Refusal.GROUP_NOT_FOUND, text))
+        raise BulkRefused(group_not_found(name))
     if epoch != listed.cursor.epoch:
-        who = listed.cursor.reader or "another reader"
-        text = f"{who} claimed the reader group {name}, its epoch is {listed.cursor.epoch}"
-        raise BulkRefused(Refused(Refusal.GROUP_FENCED, text))
+        raise BulkRefused(group_fenced(name, listed.cursor))
 
 
 def _check_low(partition_id: int, position: int, low: int) -> None:

@@ -57,44 +57,45 @@ Start = Literal["earliest", "latest"]
 # --- requests -----------------------------------------------------------------------------------
 
 
-class PutReaderGroup(Body):
+class GroupRequest(Body):
+    """The part that all requests for a reader group have."""
+
+    sub_queue: SubQueueName = "main"
+
+
+class PutReaderGroup(GroupRequest):
     """A reader group to create.
 
     `start`: `earliest` begins with the oldest message that is there, `latest` behind the newest, a
     time with the messages enqueued from then on. An existing group stays where it is.
     """
 
-    sub_queue: SubQueueName = "main"
     kind: Literal["tap"] = "tap"
     start: Start | AwareDatetime = "latest"
 
 
-class ResetReaderGroup(Body):
+class ResetReaderGroup(GroupRequest):
     """A new place for an existing group; its reader is refused from then on."""
 
-    sub_queue: SubQueueName = "main"
     start: Start | AwareDatetime | Positions
 
 
-class ClaimReaderGroup(Body):
+class ClaimReaderGroup(GroupRequest):
     """A claim. `reader` is who claims, for people: the refusal of an earlier reader names it."""
 
-    sub_queue: SubQueueName = "main"
     reader: str = Field("", max_length=MAX_READER_CHARS)
 
 
-class PlanRanges(Body):
+class PlanRanges(GroupRequest):
     """Ranges to read, one of each partition, from the ends of the last plan on."""
 
-    sub_queue: SubQueueName = "main"
     epoch: int = Field(ge=0, le=MAX_POSITION)
     ranges: RangesByPartition
 
 
-class SettlePlan(Body):
+class SettlePlan(GroupRequest):
     """The number of a plan that is processed."""
 
-    sub_queue: SubQueueName = "main"
     epoch: int = Field(ge=0, le=MAX_POSITION)
     number: int = Field(ge=0, le=MAX_POSITION)
 

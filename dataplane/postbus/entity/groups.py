@@ -153,7 +153,7 @@ class ReaderGroups:
         """Change an existing cursor."""
         cursor = self.find(command.sub_queue, command.name)
         if cursor is None:
-            return _not_found(command.name)
+            return group_not_found(command.name)
         changed = self._changed(cursor, command, partition_id, next_position)
         if isinstance(changed, Refused) or changed == cursor:
             return changed if isinstance(changed, Refused) else CursorAt(cursor)
@@ -181,11 +181,11 @@ class ReaderGroups:
             case FollowHome():
                 return _following(cursor, command)
             case _ if plan is None:
-                return _not_found(command.name)
+                return group_not_found(command.name)
             case ClaimGroup():
                 return cursor._replace(epoch=cursor.epoch + 1, reader=command.reader)
             case _ if command.epoch != cursor.epoch:
-                return _fenced(command.name, cursor)
+                return group_fenced(command.name, cursor)
             case SettleRange():
                 return _settled(cursor, plan, command.number, partition_id)
             case PlanRange():
@@ -211,7 +211,7 @@ def _reset(cursor: Cursor, positions: Mapping[int, int], partition_id: int, now_
 def _following(cursor: Cursor, command: FollowHome) -> Cursor | Refused:
     """Within an epoch a cursor only rises; a claim or reset may set it back."""
     if command.epoch < cursor.epoch:
-        return _fenced(command.name, cursor)
+        return group_fenced(command.name, cursor)
     settled = command.settled
     if command.epoch == cursor.epoch:
         settled = max(settled, cursor.settled)
@@ -256,11 +256,13 @@ def _planned(cursor: Cursor, plan: Plan, ranges: Ranges, partition_id: int) -> C
     return cursor._replace(settled=plan.settled_at(partition_id), plan=plan)
 
 
-def _not_found(name: str) -> Refused:
+def group_not_found(name: str) -> Refused:
+    """Return the refusal for a group that does not exist."""
     return Refused(Refusal.GROUP_NOT_FOUND, f"there is no reader group {name}: {NOT_FOUND}")
 
 
-def _fenced(name: str, cursor: Cursor) -> Refused:
+def group_fenced(name: str, cursor: Cursor) -> Refused:
+    """Return the refusal for a reader whose claim is not the latest."""
     who = f" by {cursor.reader}" if cursor.reader else ""
     return Refused(
         Refusal.GROUP_FENCED, f"the reader group {name} was claimed{who}, epoch {cursor.epoch}"

@@ -22,9 +22,11 @@ from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 SUB_QUEUE_NAMES: Final[dict[SubQueue, SubQueueName]] = {
+    SubQueue.ACTIVE: "main",
     SubQueue.DEAD_LETTER: "deadLetter",
     SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
 }
+"""The sub-queues that a client can name."""
 
 
 def _name_of(state: MessageState) -> StateName:
@@ -77,7 +79,7 @@ def view_of(
     assert enqueued_at is not None
     return ShownMessage(
         sequence_number=peeked.sequence,
-        sub_queue=SUB_QUEUE_NAMES.get(sub_queue, "main"),
+        sub_queue=SUB_QUEUE_NAMES[sub_queue],
         state=STATE_NAMES[peeked.state],
         message_id=None if envelope.message_id is None else id_text(envelope.message_id),
         session_id=_text(envelope.session_id),

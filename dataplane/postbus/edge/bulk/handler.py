@@ -12,18 +12,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from aiohttp import web
 
 from postbus.broker.access.authz import Grant
 from postbus.broker.address import Address
 from postbus.broker.bulk import BulkAccess, BulkRefused, Group, RowsMissing
+from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
 from postbus.contract.bulk import (
     ENTITY_KEY,
     GENERATION_KEY,
     PARTITION_KEY,
     ClaimReaderGroup,
+    GroupRequest,
     PartitionRange,
     PlanRanges,
     PutReaderGroup,
@@ -43,7 +45,6 @@ from postbus.edge.bulk.arrow_stream import (
     load_arrow,
 )
 from postbus.edge.bulk.requests import (
-    NAMES,
     SUB_QUEUES,
     Action,
     BulkError,
@@ -79,6 +80,7 @@ HEADERS: Final = {
 MANAGED: Final = frozenset({Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET})
 NO_ARROW: Final = "this broker has no pyarrow: install postbus with the extra `bulk`"
 
+A = TypeVar("A", bound=GroupRequest)
 Handling: TypeAlias = Callable[[web.BaseRequest, BulkPath, Grant], Awaitable[web.StreamResponse]]
 
 
@@ -132,9 +134,8 @@ class BulkHandler:
     async def _put(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
-        said = read_body(await read_limited(request, MAX_BODY_BYTES), PutReaderGroup)
-        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
-        group = await self._access.put_group(address, target.group, said.start)
+        asked, address = await self._asked(request, target, PutReaderGroup)
+        group = await self._access.put_group(address, target.group, asked.start)
         return _json(self._shown(address, group), 201 if group.is_new else 200)
 
     async def _get(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
@@ -144,48 +145,43 @@ class BulkHandler:
 
     async def _drop(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
         address = await self._resolve(target, target.sub_queue)
-        if not await self._access.drop_group(address, target.group):
-            raise BulkError(404, "GroupNotFound", f"there is no reader group {target.group}")
+        await self._access.drop_group(address, target.group)
         return web.Response(status=204)
 
     async def _reset(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
-        said = read_body(await read_limited(request, MAX_BODY_BYTES), ResetReaderGroup)
-        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
-        group = await self._access.reset_group(address, target.group, said.start)
+        asked, address = await self._asked(request, target, ResetReaderGroup)
+        group = await self._access.reset_group(address, target.group, asked.start)
         return _json(self._shown(address, group))
 
     async def _claim(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
-        said = read_body(await read_limited(request, MAX_BODY_BYTES), ClaimReaderGroup)
-        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
-        reader = said.reader if said.reader.isprintable() else ""
+        asked, address = await self._asked(request, target, ClaimReaderGroup)
+        reader = asked.reader if asked.reader.isprintable() else ""
         group = await self._access.claim_group(address, target.group, reader)
         return _json(self._shown(address, group))
 
     async def _plan(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
-        said = read_body(await read_limited(request, MAX_BODY_BYTES), PlanRanges)
-        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
-        group = await self._access.plan_ranges(address, target.group, said.epoch, said.ranges)
+        asked, address = await self._asked(request, target, PlanRanges)
+        group = await self._access.plan_ranges(address, target.group, asked.epoch, asked.ranges)
         return _json(self._shown(address, group))
 
     async def _settle(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
-        said = read_body(await read_limited(request, MAX_BODY_BYTES), SettlePlan)
-        address = await self._resolve(target, SUB_QUEUES[said.sub_queue])
-        group = await self._access.settle_plan(address, target.group, said.epoch, said.number)
+        asked, address = await self._asked(request, target, SettlePlan)
+        group = await self._access.settle_plan(address, target.group, asked.epoch, asked.number)
         return _json(self._shown(address, group))
 
     def _shown(self, address: Address, group: Group) -> ReaderGroup:
         cursor, plan = group.cursor, group.plan
         return ReaderGroup(
             entity=address.name,
-            sub_queue=NAMES[address.sub_queue],
+            sub_queue=SUB_QUEUE_NAMES[address.sub_queue],
             name=group.name,
             kind="tap",
             generation=self._access.generation(address),
@@ -210,7 +206,7 @@ class BulkHandler:
         partitions = await self._access.ranges(address, target.number("splits", 1))
         shown = ReadableRanges(
             entity=address.name,
-            sub_queue=NAMES[address.sub_queue],
+            sub_queue=SUB_QUEUE_NAMES[address.sub_queue],
             generation=self._access.generation(address),
             partitions=tuple(
                 PartitionRange(
@@ -295,6 +291,13 @@ class BulkHandler:
             async with asyncio.timeout(WRITE_S):
                 await answer.write(data[start : start + WRITE_BYTES])
             self._authorizer.check_again(grant, Right.LISTEN)
+
+    async def _asked(
+        self, request: web.BaseRequest, target: BulkPath, model: type[A]
+    ) -> tuple[A, Address]:
+        """Return the body of a request for a group, and the address that it names."""
+        asked = read_body(await read_limited(request, MAX_BODY_BYTES), model)
+        return asked, await self._resolve(target, SUB_QUEUES[asked.sub_queue])
 
     async def _resolve(self, target: BulkPath, sub_queue: SubQueue) -> Address:
         """Return the address of a sub-queue; raises `BulkError` for a topic."""

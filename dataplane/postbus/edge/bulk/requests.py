@@ -16,24 +16,15 @@ from urllib.parse import parse_qsl, unquote
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
 from postbus.contract.bulk import GROUP_NAME, MAX_POSITION, ROW_COLUMNS, BulkProblem
-from postbus.contract.control_messages import SubQueueName
 from postbus.edge.refusals import REFUSALS
 from postbus.edge.web.authorization import RETRY_AFTER
 from postbus.entity.commands import Refusal, Refused, SubQueue
 
 B = TypeVar("B", bound=BaseModel)
 
-SUB_QUEUES: Final[dict[str, SubQueue]] = {
-    "main": SubQueue.ACTIVE,
-    "deadLetter": SubQueue.DEAD_LETTER,
-    "transferDeadLetter": SubQueue.TRANSFER_DEAD_LETTER,
-}
-NAMES: Final[dict[SubQueue, SubQueueName]] = {
-    SubQueue.ACTIVE: "main",
-    SubQueue.DEAD_LETTER: "deadLetter",
-    SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
-}
+SUB_QUEUES: Final[dict[str, SubQueue]] = {name: each for each, name in SUB_QUEUE_NAMES.items()}
 NUMBER: Final = re.compile(r"[0-9]{1,19}")
 MOST_PROBLEMS: Final = 10
 MAX_PARAMETERS: Final = 16

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from postbus.broker.address import Address
 from postbus.broker.bulk import BulkAccess, BulkRefused, Group, ListedGroup
+from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
 from postbus.contract.control_groups import (
     CreateReaderGroup,
     DroppedReaderGroup,
@@ -15,15 +16,7 @@ from postbus.contract.control_groups import (
     ReaderGroupList,
 )
 from postbus.edge.control.calls import Answer, Call, Handler, refused
-from postbus.edge.control.messages import SUFFIXES, path_of
-from postbus.entity.commands import Refusal, Refused, SubQueue
-
-NAMES = {
-    SubQueue.ACTIVE: "main",
-    SubQueue.DEAD_LETTER: "deadLetter",
-    SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
-}
-assert set(NAMES.values()) == set(SUFFIXES)
+from postbus.edge.control.messages import path_of
 
 
 class ControlReaderGroups:
@@ -68,9 +61,7 @@ class ControlReaderGroups:
         asked = call.read(OfReaderGroup)
         try:
             address = await self._address(asked)
-            if not await self._access.drop_group(address, asked.name):
-                text = f"{address.name} has no reader group {asked.name}"
-                raise BulkRefused(Refused(Refusal.GROUP_NOT_FOUND, text))
+            await self._access.drop_group(address, asked.name)
         except BulkRefused as error:
             raise refused(error.refused) from error
         return Answer(DroppedReaderGroup(entity=address.name, name=asked.name))
@@ -88,7 +79,7 @@ def _described(each: ListedGroup) -> ReaderGroupDescription:
     return ReaderGroupDescription.model_validate(
         {
             "entity": each.address.name,
-            "sub_queue": NAMES[each.address.sub_queue],
+            "sub_queue": SUB_QUEUE_NAMES[each.address.sub_queue],
             "name": each.group.name,
             "kind": each.group.cursor.kind.name.lower(),
             "epoch": each.group.cursor.epoch,
