@@ -194,12 +194,10 @@ class BulkAccess:
         cursors = dict(zip(self._partitions(address), (put.cursor for put in puts), strict=True))
         if cursors[home.partition_id].plan is not None:
             return await self._followed(address, name, cursors[home.partition_id])
-        # Rows may have been deleted before the cursor was there; from now on they stay.
-        lows = await self._lows(address)
-        positions = {number: max(cursors[number].settled, lows[number]) for number in cursors}
+        positions = {number: cursor.settled for number, cursor in cursors.items()}
         first = ResetGroup(*_place(address), name, positions, is_first=True)
         decided = await self._call(home, first)
-        return await self._followed(address, name, decided.cursor, is_new=True)
+        return await self._followed(address, name, decided.cursor, is_placed=True, is_new=True)
 
     async def group(self, address: Address, name: str) -> Group:
         """Return a group."""
@@ -224,20 +222,16 @@ class BulkAccess:
     async def reset_group(self, address: Address, name: str, start: Start) -> Group:
         """Let a group go on elsewhere; its reader is refused from then on."""
         await self.group(address, name)
-        lows = await self._lows(address)
         ends = await self._ends(address)
         wanted = await self._positions(address, start)
-        if wanted and wanted.keys() != lows.keys():
-            text = f"name a position of each of the partitions {sorted(lows)}"
+        if wanted and wanted.keys() != ends.keys():
+            text = f"name a position of each of the partitions {sorted(ends)}"
             raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
-        positions = {
-            number: min(max(wanted.get(number, ends[number]), lows[number]), ends[number])
-            for number in lows
-        }
+        positions = {number: min(wanted.get(number, end), end) for number, end in ends.items()}
         decided = await self._call(
             self._home(address), ResetGroup(*_place(address), name, positions)
         )
-        return await self._followed(address, name, decided.cursor)
+        return await self._followed(address, name, decided.cursor, is_placed=True)
 
     async def claim_group(self, address: Address, name: str, reader: str) -> Group:
         """Claim a group for a reader; earlier ones are refused from then on."""
@@ -288,7 +282,13 @@ class BulkAccess:
         return lock
 
     async def _followed(
-        self, address: Address, name: str, cursor: Cursor, *, is_new: bool = False
+        self,
+        address: Address,
+        name: str,
+        cursor: Cursor,
+        *,
+        is_placed: bool = False,
+        is_new: bool = False,
     ) -> Group:
         """Pass a decision of the home on to all partitions."""
         group = _group(name, cursor, is_new=is_new)
@@ -306,6 +306,7 @@ class BulkAccess:
                         cursor.epoch,
                         cursor.reader,
                         group.plan.settled_at(number),
+                        is_placed,
                     ),
                 )
                 for number, host in partitions.items()
@@ -316,20 +317,27 @@ class BulkAccess:
 
     # --- ranges ---------------------------------------------------------------------------------
 
-    async def ranges(self, address: Address, splits: int) -> list[PartitionRanges]:
-        """Return what can be read of each partition, divided into about `splits` equal parts."""
+    async def ranges(
+        self, address: Address, splits: int, group: str | None = None
+    ) -> list[PartitionRanges]:
+        """Return what can be read of each partition, divided into about `splits` equal parts.
+
+        By a group if one is named: from its settled position on nothing is missing for it.
+        """
         return list(
             await asyncio.gather(
                 *(
-                    self._ranges_of(address, host, min(max(splits, 1), MAX_SPLITS))
+                    self._ranges_of(address, host, min(max(splits, 1), MAX_SPLITS), group)
                     for host in self._partitions(address).values()
                 )
             )
         )
 
-    async def _ranges_of(self, address: Address, host: Host, splits: int) -> PartitionRanges:
+    async def _ranges_of(
+        self, address: Address, host: Host, splits: int, group: str | None
+    ) -> PartitionRanges:
         listed = await self._call(host, ListRanges(*_place(address)))
-        low = await self._low(address, host)
+        low = await self._low(address, host, group)
         with _store_errors():
             blocks = await host.bulk.blocks(*_place(address), low, listed.next_position)
         return PartitionRanges(
@@ -372,7 +380,7 @@ class BulkAccess:
         with _store_errors():
             blocks = await host.bulk.blocks(*_place(address), first, end)
         # Blocks without rows are forgotten: their rows are missing below this mark.
-        _check_low(partition_id, first, await self._low(address, host))
+        _check_low(partition_id, first, await self._low(address, host, group))
         limit = FIRST_ROWS
         for block in blocks:
             rest = block
@@ -382,6 +390,7 @@ class BulkAccess:
                         *_place(address),
                         rest,
                         limit,
+                        group=group,
                         with_properties=with_properties,
                         with_body=with_body,
                     )
@@ -397,7 +406,7 @@ class BulkAccess:
         if start == "latest":
             return {}
         if start == "earliest":
-            return await self._lows(address)
+            return dict.fromkeys(self._partitions(address), 0)
         if not isinstance(start, datetime):
             assert not isinstance(start, str)
             return dict(start)
@@ -409,16 +418,9 @@ class BulkAccess:
                 found[number] = await host.bulk.position_at(*_place(address), time_ms, ends[number])
         return found
 
-    async def _lows(self, address: Address) -> dict[int, int]:
-        lows = {}
-        for number, host in self._partitions(address).items():
-            await self._call(host, ListRanges(*_place(address)))  # loads the partition
-            lows[number] = await self._low(address, host)
-        return lows
-
-    async def _low(self, address: Address, host: Host) -> int:
+    async def _low(self, address: Address, host: Host, group: str | None) -> int:
         with _store_errors():
-            low = await host.bulk.low_mark(*_place(address))
+            low = await host.bulk.low_mark(*_place(address), group)
         _check_low(host.partition_id, low, low)
         return low
 

@@ -132,9 +132,10 @@ class ReaderGroup(ResponseBody):
 class PartitionRange(ResponseBody):
     """The readable part of one partition.
 
-    `low`: the position from which on no message is missing; `next_position`: the one behind the
-    last message. `splits`: positions between them that divide the messages into about equal parts.
-    `messages`: messages that are not settled, an estimate of what a read from `low` finds at least.
+    `low`: the position from which on no message is missing, for the group if one was named: what
+    was deleted before it was placed is not. `next_position`: the one behind the last message.
+    `splits`: positions between them that divide the messages into about equal parts. `messages`:
+    messages that are not settled, an estimate of what a read from `low` finds at least.
     """
 
     partition: int

@@ -119,6 +119,8 @@ class GroupsListed:
 class PutGroup(Expects[CursorAt]):
     """Create a group's cursor unless it exists; `start` None begins behind all messages.
 
+    What was deleted from `start` on is not missing for it: it begins with what is left.
+
     Its first `ResetGroup` gives the home a plan.
     """
 
@@ -190,7 +192,10 @@ class SettleRange(Expects[CursorAt]):
 
 @dataclass(slots=True)
 class FollowHome(Expects[CursorAt]):
-    """Take over epoch and settled position that the home has decided."""
+    """Take over epoch and settled position that the home has decided.
+
+    `is_placed`: the home has placed the group anew, which begins with what is left there.
+    """
 
     entity_no: int
     sub_queue: SubQueue
@@ -198,6 +203,7 @@ class FollowHome(Expects[CursorAt]):
     epoch: int
     reader: str
     settled: int
+    is_placed: bool = False
 
 
 @dataclass(slots=True)

@@ -132,9 +132,8 @@ class ReaderGroups:
                 Refusal.QUOTA_EXCEEDED, f"an entity has at most {MAX_GROUPS} reader groups"
             )
         start = next_position if command.start is None else min(command.start, next_position)
-        return self._write(
-            command.sub_queue, command.name, Cursor(command.kind, 0, "", start, None)
-        )
+        cursor = Cursor(command.kind, 0, "", start, None)
+        return self._write(command.sub_queue, command.name, cursor, is_placed=True)
 
     def drop(self, command: DropGroup) -> GroupDropped:
         known = self._cursors.pop((command.sub_queue, command.name), None)
@@ -155,13 +154,22 @@ class ReaderGroups:
         if cursor is None:
             return group_not_found(command.name)
         changed = self._changed(cursor, command, partition_id, next_position)
-        if isinstance(changed, Refused) or changed == cursor:
-            return changed if isinstance(changed, Refused) else CursorAt(cursor)
-        return self._write(command.sub_queue, command.name, changed)
+        if isinstance(changed, Refused):
+            return changed
+        is_placed = isinstance(command, ResetGroup) or (
+            isinstance(command, FollowHome) and command.is_placed
+        )
+        if changed == cursor and not is_placed:
+            return CursorAt(cursor)
+        return self._write(command.sub_queue, command.name, changed, is_placed=is_placed)
 
-    def _write(self, sub_queue: SubQueue, name: str, cursor: Cursor) -> CursorAt:
+    def _write(
+        self, sub_queue: SubQueue, name: str, cursor: Cursor, *, is_placed: bool
+    ) -> CursorAt:
         self._cursors[sub_queue, name] = cursor
-        self._context.outcome.mutations.append(PutCursor(self._entity_no, sub_queue, name, cursor))
+        self._context.outcome.mutations.append(
+            PutCursor(self._entity_no, sub_queue, name, cursor, is_placed)
+        )
         return CursorAt(cursor)
 
     def _changed(

@@ -315,12 +315,16 @@ class PutInbound(NamedTuple):
 
 @final
 class PutCursor(NamedTuple):
-    """Upsert of a reader group's cursor in this partition."""
+    """Upsert of a reader group's cursor in this partition.
+
+    `is_placed`: the group begins there, with what is left: what was deleted before is no loss.
+    """
 
     entity_no: int
     sub_queue: SubQueue
     name: str
     cursor: Cursor
+    is_placed: bool = False
 
 
 @final

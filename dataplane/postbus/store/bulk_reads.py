@@ -74,10 +74,13 @@ class BulkReader:
         self._store = store
         self._schema = schema_of(partition_id)
 
-    async def low_mark(self, entity_no: int, sub_queue: SubQueue) -> int:
-        """Return the position below which rows may be missing."""
+    async def low_mark(self, entity_no: int, sub_queue: SubQueue, group: str | None = None) -> int:
+        """Return the position below which rows may be missing, for a group if one is named.
+
+        What was deleted before a group was placed is not missing for it.
+        """
         async with self._store.bulk() as connection:
-            return int(await connection.fetchval(self._sql(LOW), entity_no, int(sub_queue)))
+            return int(await connection.fetchval(self._sql(LOW), entity_no, int(sub_queue), group))
 
     async def blocks(
         self, entity_no: int, sub_queue: SubQueue, first: int, end: int
@@ -121,6 +124,7 @@ class BulkReader:
         block: Block,
         limit: int,
         *,
+        group: str | None = None,
         with_properties: bool,
         with_body: bool,
     ) -> Columns:
@@ -137,6 +141,7 @@ class BulkReader:
                 int(sub_queue),
                 with_properties,
                 with_body,
+                group,
             )
         assert row is not None
         return _columns(row)
@@ -152,10 +157,16 @@ def _columns(row: asyncpg.Record) -> Columns:
 
 _LOW: Final = """
 case when exists (select from {schema}.entity where entity_no = {no}) then coalesce(
-    (select low from {schema}.low_mark where entity_no = {no} and sub_queue = {queue}::smallint), 0
+    (
+        select case when l.low <= g.base then least(l.low, g.settled) else l.low end
+        from {schema}.low_mark l
+        left join {schema}.reader_group g
+            on g.entity_no = {no} and g.sub_queue = {queue}::smallint and g.name = {group}::text
+        where l.entity_no = {no} and l.sub_queue = {queue}::smallint
+    ), 0
 ) else 9223372036854775807 end
 """
-LOW: Final = "select" + _LOW.replace("{no}", "$1").replace("{queue}", "$2")
+LOW: Final = "select" + _LOW.replace("{no}", "$1").replace("{queue}", "$2").replace("{group}", "$3")
 BLOCKS: Final = """
 select first_key, size, first_sequence from {schema}.block
 where entity_no = $1 and sub_queue = $2::smallint and first_key < $4 and first_key + size > $3
@@ -238,6 +249,7 @@ from chunk
 """.replace("{low}", _LOW)
     .replace("{no}", "$5")
     .replace("{queue}", "$6")
+    .replace("{group}", "$9")
 )
 CHUNK: Final = _CHUNK.replace("{sequence}", "null::bigint").replace(
     "{sent_sequence}", "null::bytea"

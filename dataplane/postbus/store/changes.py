@@ -66,6 +66,7 @@ class BatchChanges:
         self._outbound: list[PutOutbound] = []
         self._inbound: dict[tuple[int, int], int] = {}
         self._cursors: dict[tuple[int, SubQueue, str], Cursor | None] = {}
+        self._placed: set[tuple[int, SubQueue, str]] = set()
         self._catalog_version = 0
         for change in mutations:
             self._sort(change)
@@ -110,8 +111,10 @@ class BatchChanges:
                 self._kept.append(change)
             case PutSessionState():
                 self._states[change.entity_no, change.session_id] = change
-            case PutCursor():
-                self._cursors[change.entity_no, change.sub_queue, change.name] = change.cursor
+            case PutCursor(entity_no, sub_queue, name, cursor, is_placed):
+                self._cursors[entity_no, sub_queue, name] = cursor
+                if is_placed:
+                    self._placed.add((entity_no, sub_queue, name))
             case DropCursor(entity_no, sub_queue, name):
                 self._cursors[entity_no, sub_queue, name] = None
             case _:
@@ -318,6 +321,7 @@ class BatchChanges:
             "group_epochs": [cursor.epoch for cursor in put.values()],
             "group_readers": [cursor.reader for cursor in put.values()],
             "group_settled": [cursor.settled for cursor in put.values()],
+            "group_placed": [name in self._placed for name in put],
             "group_plans": [_plan_json(cursor.plan) for cursor in put.values()],
             "groupless_nos": [name[0] for name in dropped],
             "groupless_queues": [int(name[1]) for name in dropped],

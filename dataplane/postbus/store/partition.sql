@@ -177,6 +177,7 @@ create table reader_group (
     reader text not null,
     settled bigint not null,
     plan jsonb,
+    base bigint not null default 0,
     constraint reader_group_pkey primary key (entity_no, sub_queue, name)
 ) with (fillfactor = 50);
 

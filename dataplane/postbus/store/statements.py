@@ -399,16 +399,21 @@ states of a dropped entity, are deleted outside the commits (`upkeep.py`)."""
 GROUPED: Final = """
 grouped as (
     insert into reader_group as g (
-        entity_no, sub_queue, name, kind, epoch, reader, settled, plan
+        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, base
     )
-    select * from unnest(
+    select entity_no, sub_queue, name, kind, epoch, reader, settled, plan,
+           case when is_placed then coalesce(
+               (select m.low from low_mark m
+                where m.entity_no = put.entity_no and m.sub_queue = put.sub_queue), 0
+           ) else 0 end
+    from unnest(
         {group_nos}::int[], {group_queues}::smallint[], {group_names}::text[],
         {group_kinds}::smallint[], {group_epochs}::bigint[], {group_readers}::text[],
-        {group_settled}::bigint[], {group_plans}::jsonb[]
-    )
+        {group_settled}::bigint[], {group_plans}::jsonb[], {group_placed}::boolean[]
+    ) as put (entity_no, sub_queue, name, kind, epoch, reader, settled, plan, is_placed)
     on conflict (entity_no, sub_queue, name) do update
     set epoch = excluded.epoch, reader = excluded.reader, settled = excluded.settled,
-        plan = excluded.plan
+        plan = excluded.plan, base = greatest(g.base, excluded.base)
 ), ungrouped as (
     delete from reader_group
     where entity_no = any ({drops}::int[])

@@ -217,6 +217,41 @@ async def test_every_message_is_read_once_while_others_send_receive_and_delete(
     assert sorted(found) == sorted(f"{k} {n}".encode() for k in range(6) for n in range(40))
 
 
+async def test_a_group_begins_with_live_messages_below_what_was_deleted(http: HttpClient) -> None:
+    queue = http.bus.queue()
+    await send(http, queue, "a", "b", "c")
+    for _ in "abc":
+        await dead_letter(http, queue)
+    bulk = BulkClient(http, queue, "deadLetter")
+    group = await planned(bulk)
+    assert (await bulk.post("settle", epoch=group.epoch, number=group.plan.number)).status == 200
+    await asyncio.get_running_loop().run_in_executor(None, _delete_dead, http.bus, queue, 2)
+    await reaped(http.bus)
+    await bulk.create("late", "earliest")
+    late = await bulk.plan_all(await bulk.claim("late"))
+    assert bodies_of(await bulk.read(late)) == [b"a", b"c"]
+    assert (await bulk.post("reset", start="earliest")).status == 200
+    again = await bulk.plan_all(await bulk.claim())
+    assert bodies_of(await bulk.read(again)) == [b"a", b"c"]
+    # What is deleted from now on is missing for who reads it again.
+    for which in (again, late):
+        settled = await bulk.post("settle", which.name, epoch=which.epoch, number=which.plan.number)
+        assert settled.status == 200
+    await asyncio.get_running_loop().run_in_executor(None, _delete_dead, http.bus, queue, 3)
+    await reaped(http.bus)
+    [(partition, (first, end))] = again.plan.ranges.items()
+    assert problem_of(await bulk.stream(partition, first, end, again.epoch)) == (410, "DataLoss")
+
+
+def _delete_dead(bus: BusThread, queue: str, number: int) -> None:
+    entry = bus._directory.find(queue)
+    assert entry is not None
+    command = DeleteBySequence(entry.entity_no, SubQueue.DEAD_LETTER, [number])
+    done = bus.run(bus._hosts[entry.home_partition].call(command))
+    assert isinstance(done, MessagesHandled)
+    assert list(done.done) == [number]
+
+
 # --- missing rows are told ------------------------------------------------------------------------
 
 

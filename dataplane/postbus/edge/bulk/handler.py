@@ -203,7 +203,9 @@ class BulkHandler:
         group = None
         if target.group:
             group = self._shown(address, await self._access.group(address, target.group))
-        partitions = await self._access.ranges(address, target.number("splits", 1))
+        partitions = await self._access.ranges(
+            address, target.number("splits", 1), target.group or None
+        )
         shown = ReadableRanges(
             entity=address.name,
             sub_queue=SUB_QUEUE_NAMES[address.sub_queue],
