@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from postbus_spark.decode import Decoder, Place
-from postbus_spark.errors import DataLoss, GroupNotFound
-from postbus_spark.guard import starts_of
+from postbus_spark.errors import DataLoss, GroupNotFound, InvalidOption
+from postbus_spark.guard import check_mode, starts_of
 from postbus_spark.limits import divided
 from postbus_spark.offsets import check_offset
 from postbus_spark.options import Options, read_options
@@ -50,6 +50,12 @@ def readable(
     """Return the group and what a batch reads of each partition."""
     found = client.ranges()
     group = group_of(found, options)
+    check_mode(group, options)
+    if group.kind == "drain":
+        raise InvalidOption(
+            f"the reader group {group.name} drains {options.entity}, and a batch would settle"
+            " nothing: read it as a stream, with the trigger availableNow to read what is there"
+        )
     first = client.offset(group, starts_of(group.plan))
     if options.starting is not None:
         check_offset(options.starting, first)

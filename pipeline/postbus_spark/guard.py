@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from postbus_spark.errors import BusRestored, StaleCheckpoint
+from postbus_spark.errors import BusRestored, InvalidOption, StaleCheckpoint
 
 if TYPE_CHECKING:
     from postbus.contract.bulk import ReaderGroup, ShownPlan
+    from postbus_spark.options import Options
 
 
 def starts_of(plan: ShownPlan) -> dict[int, int]:
@@ -33,6 +34,15 @@ def repeated_end(plan: ShownPlan, positions: Mapping[int, int]) -> dict[int, int
     if plan.is_settled or positions == ends or positions != starts_of(plan):
         return None
     return ends
+
+
+def check_mode(group: ReaderGroup, options: Options) -> None:
+    """Raise `InvalidOption` if a group does not read in the mode of the options."""
+    if options.mode not in (None, group.kind):
+        raise InvalidOption(
+            f"option mode: the reader group {group.name} of {options.entity} is a {group.kind},"
+            f" not a {options.mode}"
+        )
 
 
 def check_place(group: ReaderGroup, positions: Mapping[int, int]) -> None:

@@ -24,7 +24,7 @@ DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 
 MAX_PARTITIONS: Final = 10_000
 
-PLANNED_MODES: Final = frozenset({"drain", "peek", "history"})
+PLANNED_MODES: Final = frozenset({"peek", "history"})
 KEY_NAMES: Final = frozenset({
     "connectionstring", "sharedaccesskey", "sharedaccesskeyname", "sharedaccesssignature", "key",
     "token", "password", "kafka.sasl.jaas.config", "eventhubs.connectionstring",
@@ -34,12 +34,15 @@ KEY_NAMES: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Checked options. `starting` None: where the group is. Limits 0: none."""
+    """Checked options. `mode` None: that of the group. `starting` None: where the group is. Limits
+    0: none.
+    """
 
     entity: str
     reader_group: str
     endpoint: str | None = None
     sub_queue: SubQueue = "main"
+    mode: str | None = None
     starting: Offset | None = None
     max_messages: int = 0
     max_bytes: int = DEFAULT_BYTES_PER_TRIGGER
@@ -136,9 +139,9 @@ def _entity(text: str) -> str:
 def _mode(text: str) -> str:
     mode = text.lower()
     if mode in PLANNED_MODES:
-        raise ValueError(f"the mode {mode} is not there yet, only tap")
-    if mode != "tap":
-        raise ValueError(f"there is no mode {text}, only tap")
+        raise ValueError(f"the mode {mode} is not there yet, only tap and drain")
+    if mode not in {"tap", "drain"}:
+        raise ValueError(f"there is no mode {text}, only tap and drain")
     return mode
 
 
@@ -198,7 +201,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "endpoint": ("endpoint", _endpoint),
     "entity": ("entity", _entity),
     "subQueue": ("sub_queue", _choice(get_args(SubQueue))),
-    "mode": ("", _mode),
+    "mode": ("mode", _mode),
     "readerGroup": ("reader_group", _group),
     "startingOffsets": ("starting", _starting),
     "maxMessagesPerTrigger": ("max_messages", _count(0, 2**53)),

@@ -77,6 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's name
         """Return where a query without a checkpoint begins; the same until it has planned."""
         group = self._driver().group()
+        guard.check_mode(group, self.options)
         first = self._driver().offset(group, guard.starts_of(group.plan))
         if self.options.starting is None:
             return first.json()
@@ -211,5 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _claimed(self) -> ReaderGroup:
         if self._group is None:
-            self._group = self._driver().claim()
+            group = self._driver().claim()
+            guard.check_mode(group, self.options)
+            self._group = group
         return self._group

@@ -62,8 +62,8 @@ class RecordingSink:
     def available(self, count: int) -> None:
         raise AssertionError("the edge never asks for hints")
 
-    def ended(self, refusal: Refusal) -> None:
-        self.refusals.append(refusal)
+    def ended(self, refused: Refused) -> None:
+        self.refusals.append(refused.refusal)
 
     def reset(self) -> None:
         self.resets += 1

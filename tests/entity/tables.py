@@ -14,6 +14,7 @@ from postbus.entity.commands import (
     StoredRow,
     SubQueue,
 )
+from postbus.entity.group_commands import GroupKind
 from postbus.entity.outcomes import (
     DropCursor,
     DropDefinition,
@@ -173,7 +174,10 @@ class Tables:
         block = self.block_of(row_key)
         put = self.definitions.get(block.entity_no)
         retention_ms = getattr(put and put.properties, "history_retention_ms", None)
-        is_tapped = any(group[0] == block.entity_no for group in self.cursors)
+        is_tapped = any(
+            put.entity_no == block.entity_no and put.cursor.kind is GroupKind.TAP
+            for put in self.cursors.values()
+        )
         is_kept = retention_ms is not None or is_tapped
         return is_kept and block.sub_queue is not SubQueue.SCHEDULED
 

@@ -79,7 +79,7 @@ def test_a_group_begins_where_it_was_asked_to_and_is_created_once() -> None:
     rig.send("a", "b")
     end = next_position(rig)
     first = cursor_of(rig.apply(PutGroup(*PLACE, TAP, None)))
-    assert first == Cursor(TAP, 0, "", end, None)
+    assert first == Cursor(TAP, 0, "", end, None, end, rig.now_ms)
     assert cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0))) == first
     assert cursor_of(rig.apply(PutGroup(QUEUE, DLQ, "lake", TAP, 0))).settled == 0
 
@@ -164,7 +164,7 @@ def test_an_earlier_reader_is_refused_by_name_of_the_later() -> None:
     for command in (
         PlanRange(*PLACE, first, {HOME: (0, 1)}),
         SettleRange(*PLACE, first, 1),
-        FollowHome(*PLACE, first, "first", 5),
+        FollowHome(*PLACE, first, "first", 5, 5),
     ):
         reply = rig.apply(command)
         assert refusal_of(reply) is Refusal.GROUP_FENCED
@@ -193,11 +193,11 @@ def test_a_cursor_follows_its_home_upwards_and_a_claim_back() -> None:
     cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0)))
 
     def follow(epoch: int, settled: int) -> int:
-        return cursor_of(rig.apply(FollowHome(*PLACE, epoch, "driver", settled))).settled
+        return cursor_of(rig.apply(FollowHome(*PLACE, epoch, "driver", settled, settled))).settled
 
     assert [follow(1, 10), follow(1, 7), follow(1, 12)] == [10, 10, 12]
     assert follow(2, 5) == 5
-    assert refusal_of(rig.apply(FollowHome(*PLACE, 1, "old", 50))) is Refusal.GROUP_FENCED
+    assert refusal_of(rig.apply(FollowHome(*PLACE, 1, "old", 50, 50))) is Refusal.GROUP_FENCED
 
 
 def test_a_plan_over_several_partitions_is_one_fact() -> None:

@@ -23,6 +23,7 @@ from postbus_spark.errors import (
     EntityRecreated,
     Fenced,
     GroupNotFound,
+    InvalidOption,
     NotAllowed,
     PostbusSparkError,
     StaleCheckpoint,
@@ -223,6 +224,28 @@ def test_gaps_between_blocks_cost_no_empty_batches(bus: BusThread, tmp_path: Pat
     batches, _ = drained(reader, reader.initialOffset())
     assert sum(map(len, batches)) == 800
     assert all(batches)
+
+
+def test_a_drain_takes_messages_out_of_the_queue(bus: BusThread, tmp_path: Path) -> None:
+    lake = Lake(bus, bus.queue(), tmp_path)
+    sent = [b"%d" % number for number in range(250)]
+    lake.send(*sent)
+    lake.create(kind="drain")
+    reader = stream(lake, mode="drain", maxMessagesPerTrigger="100")
+    start = reader.initialOffset()
+    batches, end = drained(reader, start)
+    assert [body for batch in batches for body in batch] == sent
+    assert bus.counts(lake.entity).active == 50, "a batch is settled when the next is planned"
+    again = stream(lake)
+    assert again.partitions(end, end) == []
+    assert latest(again, end) == end
+    again.commit(end)
+    assert bus.counts(lake.entity).active == 0
+    for more in ({}, {"mode": "drain"}):
+        with pytest.raises(InvalidOption, match="read it as a stream"):
+            rows(lake, **more)
+    with pytest.raises(InvalidOption, match="is a drain, not a tap"):
+        stream(lake, mode="tap").initialOffset()
 
 
 def test_a_lost_checkpoint_repeats_the_last_range_under_its_number(lake: Lake) -> None:

@@ -37,10 +37,12 @@ from postbus.entity.group_commands import (
     PutGroup,
     Ranges,
     RangesListed,
+    RejectRows,
     ResetGroup,
     SettleRange,
 )
-from postbus.entity.groups import group_fenced, group_not_found
+from postbus.entity.groups import WHOLE_DRAIN, end_refusal, group_fenced, group_not_found
+from postbus.entity.message_operations import MAX_SEQUENCE_NUMBERS
 from postbus.store.bulk_reads import FIRST_ROWS, NO_ENTITY, Block, Columns, next_limit
 from postbus.store.errors import StoreError
 
@@ -93,6 +95,7 @@ class PartitionRanges:
     low: int
     next_position: int
     live: int
+    deferred: int
     average_bytes: int
     splits: tuple[int, ...]
 
@@ -113,9 +116,7 @@ class BulkAccess:
         self._router = router
         self._hosts = hosts
         self._created_ms = created_ms
-        self._locks: WeakValueDictionary[tuple[int, SubQueue, str], asyncio.Lock] = (
-            WeakValueDictionary()
-        )
+        self._locks: WeakValueDictionary[tuple[int, SubQueue], asyncio.Lock] = WeakValueDictionary()
 
     def generation(self, address: Address) -> str:
         """Return what changes when an entity is deleted and created again."""
@@ -174,20 +175,31 @@ class BulkAccess:
             count += sum(block.end - block.first for block in blocks)
         return count
 
-    async def put_group(self, address: Address, name: str, start: Start) -> Group:
-        """Create a group, or return the existing one; completes an interrupted creation."""
-        async with self._lock(address, name):
-            await self._refuse_half_a_group(address, name)
-            return await self._put_group(address, name, start)
+    async def put_group(
+        self,
+        address: Address,
+        name: str,
+        start: Start | None = None,
+        kind: GroupKind = GroupKind.TAP,
+    ) -> Group:
+        """Create a group, or return the existing one; completes an interrupted creation.
 
-    async def _put_group(self, address: Address, name: str, start: Start) -> Group:
+        `start` None: a tap begins behind the newest message, a drain with the oldest.
+        """
+        if start is None:
+            start = "earliest" if kind is GroupKind.DRAIN else "latest"
+        elif kind is GroupKind.DRAIN and start != "earliest":
+            raise BulkRefused(WHOLE_DRAIN)
+        async with self._lock(address):
+            await self._refuse_half_a_group(address, name)
+            return await self._put_group(address, name, start, kind)
+
+    async def _put_group(self, address: Address, name: str, start: Start, kind: GroupKind) -> Group:
         home = self._home(address)
         starts = await self._positions(address, start)
         puts = await asyncio.gather(
             *(
-                self._call(
-                    host, PutGroup(*_place(address), name, GroupKind.TAP, starts.get(number))
-                )
+                self._call(host, PutGroup(*_place(address), name, kind, starts.get(number)))
                 for number, host in self._partitions(address).items()
             )
         )
@@ -213,7 +225,7 @@ class BulkAccess:
         home = self._home(address)
         others = [host for host in self._partitions(address).values() if host is not home]
         command = DropGroup(*_place(address), name)
-        async with self._lock(address, name):
+        async with self._lock(address):
             dropped = [await self._call(home, command)]
             dropped += await asyncio.gather(*(self._call(host, command) for host in others))
         if not any(each.existed for each in dropped):
@@ -221,7 +233,9 @@ class BulkAccess:
 
     async def reset_group(self, address: Address, name: str, start: Start) -> Group:
         """Let a group go on elsewhere; its reader is refused from then on."""
-        await self.group(address, name)
+        group = await self.group(address, name)
+        if group.cursor.kind is GroupKind.DRAIN and start != "earliest":
+            raise BulkRefused(WHOLE_DRAIN)
         ends = await self._ends(address)
         wanted = await self._positions(address, start)
         if wanted and wanted.keys() != ends.keys():
@@ -240,11 +254,12 @@ class BulkAccess:
 
     async def plan_ranges(self, address: Address, name: str, epoch: int, ranges: Ranges) -> Group:
         """Plan to read ranges, which settles the plan before."""
-        ends = await self._ends(address)
-        for number, (_, end) in ranges.items():
-            if end > ends.get(number, end):
-                text = f"the bus has no position {end} of partition {number}: it was restored"
-                raise BulkRefused(Refused(Refusal.BUS_RESTORED, text))
+        partitions = self._partitions(address)
+        for number, (_, end) in sorted(ranges.items()):
+            if number in partitions:
+                listed = await self._call(partitions[number], ListRanges(*_place(address), name))
+                if (refused := end_refusal(listed, end, number)) is not None:
+                    raise BulkRefused(refused)
         decided = await self._call(
             self._home(address), PlanRange(*_place(address), name, epoch, ranges)
         )
@@ -256,6 +271,34 @@ class BulkAccess:
             self._home(address), SettleRange(*_place(address), name, epoch, number)
         )
         return await self._followed(address, name, decided.cursor)
+
+    async def reject_rows(
+        self,
+        address: Address,
+        partition_id: int,
+        positions: Sequence[int],
+        *,
+        group: str,
+        epoch: int,
+        reason: str,
+        description: str,
+    ) -> tuple[int, dict[int, Refused]]:
+        """Dead-letter messages of the planned range; a repeated call changes nothing more.
+
+        Returns how many were dead-lettered now, and by position why others cannot be.
+        """
+        host = self._host(address, partition_id)
+        left = sorted(set(positions))
+        rejected, refused = 0, {}
+        while left:
+            part = left[:MAX_SEQUENCE_NUMBERS]
+            done = await self._call(
+                host, RejectRows(*_place(address), group, epoch, part, reason, description)
+            )
+            rejected += done.rejected
+            refused.update(done.refused)
+            left = done.left + left[len(part) :]
+        return rejected, refused
 
     async def _refuse_half_a_group(self, address: Address, name: str) -> None:
         """Raise if a partition has lost its cursor of a group, as after a restore of its store."""
@@ -273,9 +316,9 @@ class BulkAccess:
             )
             raise BulkRefused(Refused(Refusal.CONFLICT, text))
 
-    def _lock(self, address: Address, name: str) -> asyncio.Lock:
-        """Return the lock under which a group is created and dropped, in several steps."""
-        key = (*_place(address), name)
+    def _lock(self, address: Address) -> asyncio.Lock:
+        """Return the lock under which groups are created and dropped, in several steps."""
+        key = _place(address)
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
@@ -306,6 +349,7 @@ class BulkAccess:
                         cursor.epoch,
                         cursor.reader,
                         group.plan.settled_at(number),
+                        group.plan.ranges[number][1],
                         is_placed,
                     ),
                 )
@@ -336,15 +380,16 @@ class BulkAccess:
     async def _ranges_of(
         self, address: Address, host: Host, splits: int, group: str | None
     ) -> PartitionRanges:
-        listed = await self._call(host, ListRanges(*_place(address)))
+        listed = await self._call(host, ListRanges(*_place(address), group))
         low = await self._low(address, host, group)
         with _store_errors():
-            blocks = await host.bulk.blocks(*_place(address), low, listed.next_position)
+            blocks = await host.bulk.blocks(*_place(address), low, listed.readable)
         return PartitionRanges(
             host.partition_id,
             low,
-            listed.next_position,
+            listed.readable,
             listed.live,
+            listed.deferred,
             listed.average_bytes,
             _splits(blocks, splits),
         )
@@ -365,18 +410,21 @@ class BulkAccess:
 
         Raises `BulkRefused`, and `RowsMissing` if some were deleted, also after the first chunk.
         """
-        host = self._partitions(address).get(partition_id)
-        if host is None:
-            text = f"the entity has no partition {partition_id}"
-            raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
+        host = self._host(address, partition_id)
         if first > end:
             text = "a range ends before it begins"
             raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
         listed = await self._call(host, ListRanges(*_place(address), group))
         _check_reader(listed, group, epoch)
-        if end > listed.next_position:
-            text = f"the bus has no position {end} of partition {partition_id}: it was restored"
-            raise BulkRefused(Refused(Refusal.BUS_RESTORED, text))
+        is_drain = listed.cursor is not None and listed.cursor.kind is GroupKind.DRAIN
+        if listed.cursor is not None and is_drain and end > listed.cursor.planned:
+            text = "a group that drains reads what it has planned: plan the range first"
+            raise BulkRefused(Refused(Refusal.NOT_ALLOWED, text))
+        if listed.cursor is not None and is_drain and first < listed.cursor.settled:
+            text = f"what lies below {listed.cursor.settled} is settled, and gone with that"
+            raise BulkRefused(Refused(Refusal.STALE_CHECKPOINT, text))
+        if (refused := end_refusal(listed, end, partition_id)) is not None:
+            raise BulkRefused(refused)
         with _store_errors():
             blocks = await host.bulk.blocks(*_place(address), first, end)
         # Blocks without rows are forgotten: their rows are missing below this mark.
@@ -391,6 +439,7 @@ class BulkAccess:
                         rest,
                         limit,
                         group=group,
+                        is_drain=is_drain,
                         with_properties=with_properties,
                         with_body=with_body,
                     )
@@ -438,6 +487,13 @@ class BulkAccess:
         if address.partition_id == SPREAD:
             return dict(enumerate(self._hosts))
         return {address.partition_id: self._hosts[address.partition_id]}
+
+    def _host(self, address: Address, partition_id: int) -> Host:
+        host = self._partitions(address).get(partition_id)
+        if host is None:
+            text = f"the entity has no partition {partition_id}"
+            raise BulkRefused(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, text))
+        return host
 
     def _home(self, address: Address) -> Host:
         return next(iter(self._partitions(address).values()))

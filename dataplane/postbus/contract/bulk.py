@@ -52,6 +52,10 @@ RangesByPartition = Annotated[
     Field(min_length=1, max_length=MAX_PARTITIONS),
 ]
 Start = Literal["earliest", "latest"]
+GroupKindName = Literal["tap", "drain"]
+MAX_REJECTED: Final = 1_000
+"""Messages of one request."""
+MAX_REASON_CHARS: Final = 4_096
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -66,12 +70,15 @@ class GroupRequest(Body):
 class PutReaderGroup(GroupRequest):
     """A reader group to create.
 
-    `start`: `earliest` begins with the oldest message that is there, `latest` behind the newest, a
-    time with the messages enqueued from then on. An existing group stays where it is.
+    A `tap` reads beside receivers. A `drain` reads instead of them: they are refused, and messages
+    leave when the group has settled them. `start`: `earliest` begins with the oldest message that
+    is there, `latest` behind the newest, a time with the messages enqueued from then on; omitted,
+    a tap begins with `latest`, and a drain always with `earliest`. An existing group stays where it
+    is.
     """
 
-    kind: Literal["tap"] = "tap"
-    start: Start | AwareDatetime = "latest"
+    kind: GroupKindName = "tap"
+    start: Start | AwareDatetime | None = None
 
 
 class ResetReaderGroup(GroupRequest):
@@ -100,6 +107,19 @@ class SettlePlan(GroupRequest):
     number: int = Field(ge=0, le=MAX_POSITION)
 
 
+class RejectMessages(GroupRequest):
+    """Messages of the planned range of a partition that go to the dead-letter queue.
+
+    They leave with their range: until then it is read as before, and the request may be repeated.
+    """
+
+    epoch: int = Field(ge=0, le=MAX_POSITION)
+    partition: PartitionNumber
+    positions: tuple[Position, ...] = Field(min_length=1, max_length=MAX_REJECTED)
+    reason: str = Field(min_length=1, max_length=MAX_REASON_CHARS)
+    description: str = Field("", max_length=MAX_REASON_CHARS)
+
+
 # --- responses ----------------------------------------------------------------------------------
 
 
@@ -121,7 +141,7 @@ class ReaderGroup(ResponseBody):
     entity: str
     sub_queue: SubQueueName
     name: str
-    kind: Literal["tap"]
+    kind: GroupKindName
     generation: str
     epoch: int
     reader: str
@@ -133,15 +153,18 @@ class PartitionRange(ResponseBody):
     """The readable part of one partition.
 
     `low`: the position from which on no message is missing, for the group if one was named: what
-    was deleted before it was placed is not. `next_position`: the one behind the last message.
-    `splits`: positions between them that divide the messages into about equal parts. `messages`:
-    messages that are not settled, an estimate of what a read from `low` finds at least.
+    was deleted before it was placed is not. `next_position`: the one behind the last message; for
+    a drain the first one that a receiver has locked, if that is lower. `splits`: positions between
+    them that divide the messages into about equal parts. `messages`: messages that are not settled,
+    an estimate of what a read from `low` finds at least. `deferred`: those of them that are
+    deferred, which a drain leaves out.
     """
 
     partition: int
     low: int
     next_position: int
     messages: int
+    deferred: int = 0
     average_bytes: int
     splits: tuple[int, ...]
 
@@ -158,6 +181,16 @@ class ReadableRanges(ResponseBody):
     generation: str
     partitions: tuple[PartitionRange, ...]
     group: ReaderGroup | None = None
+
+
+class RejectedMessages(ResponseBody):
+    """The number of messages that this request has dead-lettered.
+
+    `refused`: why others cannot be, by position; those that were rejected before are in neither.
+    """
+
+    rejected: int
+    refused: dict[int, str]
 
 
 class BulkProblem(ResponseBody):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
-from postbus.contract.bulk import GROUP_NAME, Start
+from postbus.contract.bulk import GROUP_NAME, GroupKindName, Start
 from postbus.contract.control import ResponseBody
 from postbus.contract.control_messages import MessagesOf, SubQueueName
 
@@ -22,11 +22,14 @@ class OfReaderGroup(MessagesOf):
 class CreateReaderGroup(OfReaderGroup):
     """A reader group to create; an existing one stays where it is.
 
-    `start`: `earliest` begins with the oldest message that is there, `latest` behind the newest, a
-    time with the messages enqueued from then on.
+    A `tap` reads beside receivers. A `drain` reads instead of them: they are refused, and messages
+    leave when the group has settled them. `start`: `earliest` begins with the oldest message that
+    is there, `latest` behind the newest, a time with the messages enqueued from then on; omitted,
+    a tap begins with `latest`, and a drain always with `earliest`.
     """
 
-    start: Start | AwareDatetime = "latest"
+    kind: GroupKindName = "tap"
+    start: Start | AwareDatetime | None = None
 
 
 class MoveReaderGroup(OfReaderGroup):
@@ -45,7 +48,7 @@ class ReaderGroupDescription(ResponseBody):
     entity: str
     sub_queue: SubQueueName
     name: str
-    kind: Literal["tap"]
+    kind: GroupKindName
     epoch: int
     reader: str
     plan_number: int

@@ -27,6 +27,9 @@ LOCKED: Final = Refused(
     Refusal.MESSAGE_LOCKED, "a receiver has the message; try again when its lock is over"
 )
 LEAVING: Final = Refused(Refusal.BUSY, "the message is about to be dead-lettered")
+FROZEN: Final = Refused(
+    Refusal.MESSAGE_LOCKED, "a reader group that drains the messages has it; it is settled by that"
+)
 UNSTORED: Final = Refused(Refusal.BUSY, "the message is being stored")
 
 
@@ -78,8 +81,13 @@ def choose(
     kind: SubQueue,
     numbers: Sequence[int],
     found: Sequence[StoredRow] | None,
+    *,
+    is_frozen: bool = True,
 ) -> Chosen | Needs:
-    """Find messages by number, up to the limit of one read; not scheduled ones."""
+    """Find messages by number, up to the limit of one read; not scheduled ones.
+
+    `is_frozen`: those that a drain reads now are refused.
+    """
     sub = entity.sub_queue(kind)
     wanted = list(dict.fromkeys(numbers))
     count = paging.readable(entity, len(wanted)) if wanted else 0
@@ -101,7 +109,11 @@ def choose(
     spots: dict[int, Choice | Refused] = {}
     for place, own in places:
         spots.update(_locate(place, own, rows))
+    frozen_below = entity.frozen_below(kind) if is_frozen else 0
     answers = {number: spots.get(number, ABSENT) for number in wanted}
+    for number, answer in answers.items():
+        if isinstance(answer, Choice) and answer.row_key < frozen_below:
+            answers[number] = FROZEN
     return Chosen(
         [each for each in answers.values() if isinstance(each, Choice)],
         {number: each for number, each in answers.items() if isinstance(each, Refused)},

@@ -20,6 +20,7 @@ from postbus.entity.group_commands import (
     GroupDropped,
     GroupsListed,
     RangesListed,
+    RowsRejected,
 )
 from postbus.message.envelope import Envelope
 
@@ -249,6 +250,7 @@ Reply: TypeAlias = (
     | GroupDropped
     | GroupsListed
     | RangesListed
+    | RowsRejected
     | Done
 )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from postbus.entity.expects import Expects
 
 if TYPE_CHECKING:
-    from postbus.entity.commands import SubQueue
+    from postbus.entity.commands import Refused, SubQueue
 
 Ranges: TypeAlias = Mapping[int, tuple[int, int]]
 """Partition -> its first position and the one behind its last."""
@@ -28,6 +28,8 @@ class GroupKind(IntEnum):
 
     TAP = 1
     """Beside all receivers: messages stay until the group has read them."""
+    DRAIN = 2
+    """Instead of receivers, which are refused: messages leave when the group has settled them."""
 
 
 class Plan(NamedTuple):
@@ -54,7 +56,8 @@ class Cursor(NamedTuple):
 
     `epoch` rises with each claim, `reader` is the name in the last one. Everything below `settled`
     is processed. `plan` is None in partitions that are not the home, and at the home until the
-    group's creation is complete.
+    group's creation is complete. `planned` is the end of what is read here now, and `placed_ms` the
+    time at which the group was created or reset.
     """
 
     kind: GroupKind
@@ -62,6 +65,8 @@ class Cursor(NamedTuple):
     reader: str
     settled: int
     plan: Plan | None
+    planned: int = 0
+    placed_ms: int = 0
 
 
 # --- replies ------------------------------------------------------------------------------------
@@ -85,14 +90,31 @@ class GroupDropped:
 class RangesListed:
     """The part of a sub-queue that can be read.
 
-    All messages below `next_position` are durable, and all later ones are at or above it. `live`:
-    messages that are not settled, `average_bytes` their size. `cursor` None: no group of this name.
+    All messages below `next_position` are durable, and all later ones are at or above it.
+    `readable`: the position up to which the group may read; receivers have locked a message behind
+    the end of what a drain may read. `live`: messages that are not settled, `average_bytes` their
+    size, `deferred` how many of them are deferred. `cursor` None: no group of this name.
     """
 
     next_position: int
+    readable: int
     live: int
     average_bytes: int
+    deferred: int
     cursor: Cursor | None
+
+
+@dataclass(slots=True)
+class RowsRejected:
+    """Messages that were dead-lettered, and the row keys of those to be named again.
+
+    `refused`: why a message could not be rejected, by row key. A message that was rejected before
+    is in none of them.
+    """
+
+    rejected: int
+    left: list[int]
+    refused: dict[int, Refused]
 
 
 class PlacedCursor(NamedTuple):
@@ -194,7 +216,7 @@ class SettleRange(Expects[CursorAt]):
 class FollowHome(Expects[CursorAt]):
     """Take over epoch and settled position that the home has decided.
 
-    `is_placed`: the home has placed the group anew, which begins with what is left there.
+    `is_placed`: the group was created or reset, and begins with what is left there.
     """
 
     entity_no: int
@@ -203,7 +225,25 @@ class FollowHome(Expects[CursorAt]):
     epoch: int
     reader: str
     settled: int
+    planned: int
     is_placed: bool = False
+
+
+@dataclass(slots=True)
+class RejectRows(Expects[RowsRejected]):
+    """Dead-letter messages of the range that a drain reads now.
+
+    A copy goes to the dead-letter queue; the row itself leaves with its range, so that the range
+    can be read again as it was. A repeated command changes nothing.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    name: str
+    epoch: int
+    row_keys: list[int]
+    reason: str
+    description: str
 
 
 @dataclass(slots=True)
@@ -222,5 +262,5 @@ class ListGroups(Expects[GroupsListed]):
 
 GroupCommand: TypeAlias = (
     PutGroup | DropGroup | ResetGroup | ClaimGroup | PlanRange | SettleRange | FollowHome
-    | ListRanges | ListGroups
+    | RejectRows | ListRanges | ListGroups
 )  # fmt: skip

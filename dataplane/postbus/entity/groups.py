@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, assert_never
 
-from postbus.contract.entities import TopicProperties
 from postbus.entity.commands import Refusal, Refused, SubQueue
 from postbus.entity.group_commands import (
     ClaimGroup,
@@ -20,10 +19,6 @@ from postbus.entity.group_commands import (
     FollowHome,
     GroupDropped,
     GroupKind,
-    GroupsListed,
-    ListGroups,
-    ListRanges,
-    PlacedCursor,
     Plan,
     PlanRange,
     PutGroup,
@@ -37,79 +32,68 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from postbus.entity.apply_context import ApplyContext
-    from postbus.entity.commands import Reply
-    from postbus.entity.group_commands import GroupCommand, Ranges
-    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.group_commands import Ranges
 
 MAX_GROUPS: Final = 32
 """Groups of an entity. Our choice: each is compared when rows are deleted."""
 
 NOT_FOUND: Final = "create it first: postbus groups create"
-OF_TOPIC: Final = Refused(
-    Refusal.NOT_ALLOWED, "a topic keeps no messages: create a group of one of its subscriptions"
+UNDRAINED: Final = Refused(
+    Refusal.BUSY, "messages that the group has settled are still being removed: try again"
 )
-
-
-def handle(
-    entities: Mapping[int, QueueState],
-    command: GroupCommand,
-    partition_id: int,
-) -> Reply:
-    """Apply a command for a group."""
-    if isinstance(command, ListGroups):
-        return GroupsListed(
-            [
-                PlacedCursor(number, kind, name, cursor, entity.next_position(kind))
-                for number, entity in sorted(entities.items())
-                for kind, name, cursor in entity.listed_groups()
-            ]
-        )
-    entity = entities.get(command.entity_no)
-    if entity is None:
-        return Refused(Refusal.ENTITY_NOT_FOUND)
-    if isinstance(entity.properties, TopicProperties):
-        return OF_TOPIC
-    groups = entity.groups
-    if isinstance(command, DropGroup):
-        dropped = groups.drop(command)
-        entity.keep_for_groups()
-        return dropped
-    is_reading = isinstance(command, PutGroup | ClaimGroup | PlanRange)
-    refused = entity.receive_refusal(command.sub_queue) if is_reading else None
-    if refused is not None:
-        return refused
-    sub = entity.sub_queue(command.sub_queue)
-    next_position = entity.next_position(command.sub_queue)
-    match command:
-        case ListRanges():
-            cursor = None if command.name is None else groups.find(command.sub_queue, command.name)
-            return RangesListed(next_position, sub.live, entity.average_bytes, cursor)
-        case PutGroup():
-            put = groups.put(command, next_position)
-            entity.keep_for_groups()
-            return put
-        case _:
-            return groups.use(command, partition_id, next_position)
+WHOLE_DRAIN: Final = Refused(
+    Refusal.ARGUMENT_OUT_OF_RANGE,
+    "a group that drains begins with the earliest message: purge what it must not read",
+)
 
 
 class ReaderGroups:
     """The cursors of an entity."""
 
-    __slots__ = ("_context", "_cursors", "_entity_no")
+    __slots__ = ("_context", "_cursors", "_entity_no", "_undrained")
 
     def __init__(self, entity_no: int, context: ApplyContext) -> None:
         self._entity_no = entity_no
         self._context = context
         self._cursors: dict[tuple[SubQueue, str], Cursor] = {}
+        self._undrained: set[SubQueue] = set()
 
     def load(self, put: PutCursor) -> None:
         """Take over a stored cursor."""
         self._cursors[put.sub_queue, put.name] = put.cursor
+        if put.cursor.kind is GroupKind.DRAIN:
+            self._undrained.add(put.sub_queue)
 
     @property
     def has_tap(self) -> bool:
         """True while settled messages must stay for a group."""
         return any(cursor.kind is GroupKind.TAP for cursor in self._cursors.values())
+
+    def drain_of(self, sub_queue: SubQueue) -> str | None:
+        """Return the name of the group that drains a sub-queue, None without one."""
+        drains = (
+            name
+            for (kind, name), cursor in self._cursors.items()
+            if kind is sub_queue and cursor.kind is GroupKind.DRAIN
+        )
+        return next(drains, None)
+
+    def frozen_below(self, sub_queue: SubQueue) -> int:
+        """Return the position below which a drain has planned to read."""
+        name = self.drain_of(sub_queue)
+        return 0 if name is None else self._cursors[sub_queue, name].planned
+
+    def undrained(self) -> list[tuple[SubQueue, int]]:
+        """Return the sub-queues with messages that a drain has settled, and its position."""
+        return [
+            (kind, self._cursors[kind, name].settled)
+            for kind in self._undrained
+            if (name := self.drain_of(kind)) is not None
+        ]
+
+    def note_drained(self, sub_queue: SubQueue) -> None:
+        """Record that all messages which a drain has settled are removed."""
+        self._undrained.discard(sub_queue)
 
     def find(self, sub_queue: SubQueue, name: str) -> Cursor | None:
         return self._cursors.get((sub_queue, name))
@@ -131,12 +115,19 @@ class ReaderGroups:
             return Refused(
                 Refusal.QUOTA_EXCEEDED, f"an entity has at most {MAX_GROUPS} reader groups"
             )
+        drain = self.drain_of(command.sub_queue) if command.kind is GroupKind.DRAIN else None
+        if drain is not None:
+            return Refused(Refusal.CONFLICT, f"the reader group {drain} drains the messages")
         start = next_position if command.start is None else min(command.start, next_position)
-        cursor = Cursor(command.kind, 0, "", start, None)
+        if command.kind is GroupKind.DRAIN and start:
+            return WHOLE_DRAIN
+        cursor = Cursor(command.kind, 0, "", start, None, start, self._context.now_ms)
         return self._write(command.sub_queue, command.name, cursor, is_placed=True)
 
     def drop(self, command: DropGroup) -> GroupDropped:
         known = self._cursors.pop((command.sub_queue, command.name), None)
+        if known is not None and known.kind is GroupKind.DRAIN:
+            self._undrained.discard(command.sub_queue)
         if known is not None:
             self._context.outcome.mutations.append(
                 DropCursor(self._entity_no, command.sub_queue, command.name)
@@ -147,15 +138,20 @@ class ReaderGroups:
         self,
         command: ResetGroup | ClaimGroup | PlanRange | SettleRange | FollowHome,
         partition_id: int,
-        next_position: int,
+        listed: RangesListed,
     ) -> CursorAt | Refused:
         """Change an existing cursor."""
         cursor = self.find(command.sub_queue, command.name)
         if cursor is None:
             return group_not_found(command.name)
-        changed = self._changed(cursor, command, partition_id, next_position)
+        changed = self._changed(cursor, command, partition_id, listed)
         if isinstance(changed, Refused):
             return changed
+        if cursor.kind is GroupKind.DRAIN and changed.settled < cursor.settled:
+            if command.sub_queue in self._undrained:
+                return UNDRAINED
+        elif cursor.kind is GroupKind.DRAIN and changed.settled > cursor.settled:
+            self._undrained.add(command.sub_queue)
         is_placed = isinstance(command, ResetGroup) or (
             isinstance(command, FollowHome) and command.is_placed
         )
@@ -177,17 +173,19 @@ class ReaderGroups:
         cursor: Cursor,
         command: ResetGroup | ClaimGroup | PlanRange | SettleRange | FollowHome,
         partition_id: int,
-        next_position: int,
+        listed: RangesListed,
     ) -> Cursor | Refused:
         """Return the cursor after a command."""
         plan = cursor.plan
         match command:
             case ResetGroup() if command.is_first and plan is not None:
                 return cursor
+            case ResetGroup() if cursor.kind is GroupKind.DRAIN and any(command.positions.values()):
+                return WHOLE_DRAIN
             case ResetGroup():
                 return _reset(cursor, command.positions, partition_id, self._context.now_ms)
             case FollowHome():
-                return _following(cursor, command)
+                return _following(cursor, command, self._context.now_ms)
             case _ if plan is None:
                 return group_not_found(command.name)
             case ClaimGroup():
@@ -198,8 +196,9 @@ class ReaderGroups:
                 return _settled(cursor, plan, command.number, partition_id)
             case PlanRange():
                 end = max(command.ranges.get(partition_id, (0, 0)))
-                if end > next_position:
-                    return _restored(f"position {end} of partition {partition_id}")
+                refused = end_refusal(listed, end, partition_id)
+                if refused is not None:
+                    return refused
                 return _planned(cursor, plan, command.ranges, partition_id)
             case _:
                 assert_never(command)
@@ -213,17 +212,21 @@ def _reset(cursor: Cursor, positions: Mapping[int, int], partition_id: int, now_
     epoch = max(cursor.epoch + 1, now_ms if cursor.plan is None else 0)
     ranges = {partition: (position, position) for partition, position in positions.items()}
     plan = Plan(number, ranges, epoch, 0, is_settled=True)
-    return cursor._replace(epoch=epoch, reader="", settled=plan.settled_at(partition_id), plan=plan)
+    settled = plan.settled_at(partition_id)
+    return Cursor(cursor.kind, epoch, "", settled, plan, settled, now_ms)
 
 
-def _following(cursor: Cursor, command: FollowHome) -> Cursor | Refused:
+def _following(cursor: Cursor, command: FollowHome, now_ms: int) -> Cursor | Refused:
     """Within an epoch a cursor only rises; a claim or reset may set it back."""
     if command.epoch < cursor.epoch:
         return group_fenced(command.name, cursor)
-    settled = command.settled
+    settled, planned = command.settled, command.planned
     if command.epoch == cursor.epoch:
-        settled = max(settled, cursor.settled)
-    return cursor._replace(epoch=command.epoch, reader=command.reader, settled=settled)
+        settled, planned = max(settled, cursor.settled), max(planned, cursor.planned)
+    placed_ms = now_ms if command.is_placed and command.epoch > cursor.epoch else cursor.placed_ms
+    return Cursor(
+        cursor.kind, command.epoch, command.reader, settled, cursor.plan, planned, placed_ms
+    )
 
 
 def _settled(cursor: Cursor, plan: Plan, number: int, partition_id: int) -> Cursor | Refused:
@@ -261,7 +264,8 @@ def _planned(cursor: Cursor, plan: Plan, ranges: Ranges, partition_id: int) -> C
     if all(first == end for first, end in ranges.values()):
         return cursor
     plan = Plan(plan.number + 1, dict(ranges), cursor.epoch, 1, is_settled=False)
-    return cursor._replace(settled=plan.settled_at(partition_id), plan=plan)
+    first, end = ranges[partition_id]
+    return cursor._replace(settled=first, planned=end, plan=plan)
 
 
 def group_not_found(name: str) -> Refused:
@@ -275,6 +279,16 @@ def group_fenced(name: str, cursor: Cursor) -> Refused:
     return Refused(
         Refusal.GROUP_FENCED, f"the reader group {name} was claimed{who}, epoch {cursor.epoch}"
     )
+
+
+def end_refusal(listed: RangesListed, end: int, partition_id: int) -> Refused | None:
+    """Return a refusal if a range must not end there, else None."""
+    if end > listed.next_position:
+        return _restored(f"position {end} of partition {partition_id}")
+    if end > listed.readable:
+        text = f"a receiver has locked a message of partition {partition_id}: read up to "
+        return Refused(Refusal.ARGUMENT_OUT_OF_RANGE, f"{text}{listed.readable}")
+    return None
 
 
 def _restored(where: str) -> Refused:

@@ -90,6 +90,13 @@ class Numbering:
         """Return the sequence number of a key in ACTIVE."""
         return row_key + self._offsets[bisect_right(self._first_keys, row_key) - 1]
 
+    def number_at(self, row_key: int) -> int | None:
+        """Return the number of a key, None if it is none of ACTIVE."""
+        if not self._first_keys or row_key < self._first_keys[0]:
+            return None
+        number = self.number_of(row_key)
+        return number if self.key_of(number) == row_key else None
+
     def key_of(self, sequence: int) -> int | None:
         """Return the key in ACTIVE that had or would have this number. It may not exist: a number
         beyond a block is a key of another sub-queue.

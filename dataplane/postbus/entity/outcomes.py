@@ -170,6 +170,8 @@ class Settling(IntEnum):
     DEAD_LETTERED = 5
     RESENT = 6
     FORWARDED = 7
+    REJECTED = 8
+    """By a drain, which still reads the row with its range."""
 
 
 @final

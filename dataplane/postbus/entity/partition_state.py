@@ -16,7 +16,7 @@ from random import Random
 from typing import Final, assert_never
 
 from postbus.contract.entities import EntityStatus, NamespaceLimits, TopicProperties
-from postbus.entity import groups, message_operations, own_rows, transactions
+from postbus.entity import group_operations, message_operations, own_rows, transactions
 from postbus.entity.apply_context import DONE
 from postbus.entity.commands import (
     AcceptSession,
@@ -267,7 +267,7 @@ class PartitionState:
                 return DONE
             case _:
                 if isinstance(command, GroupCommand):
-                    return groups.handle(self.entities, command, self.partition_id)
+                    return group_operations.handle(self.entities, command, self.partition_id, found)
                 assert_never(command)
 
     def _apply_tracked(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from postbus.entity.commands import SubQueue
+from postbus.entity.group_commands import GroupKind
+from postbus.entity.outcomes import Settling
 from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
 
@@ -125,11 +127,16 @@ class BulkReader:
         limit: int,
         *,
         group: str | None = None,
+        is_drain: bool = False,
         with_properties: bool,
         with_body: bool,
     ) -> Columns:
-        """Return the first rows of a block: at most `limit`, and about `CHUNK_BYTES` of them."""
+        """Return the first rows of a block: at most `limit`, and about `CHUNK_BYTES` of them.
+
+        `is_drain`: only messages that the group settles, neither deferred nor settled already.
+        """
         sql = CHUNK if sub_queue is SubQueue.ACTIVE else CHUNK_KEPT
+        sql = sql.replace("{undrained}", UNDRAINED if is_drain else "")
         async with self._store.bulk() as connection:
             row = await connection.fetchrow(
                 self._sql(sql),
@@ -158,14 +165,17 @@ def _columns(row: asyncpg.Record) -> Columns:
 _LOW: Final = """
 case when exists (select from {schema}.entity where entity_no = {no}) then coalesce(
     (
-        select case when l.low <= g.base then least(l.low, g.settled) else l.low end
-        from {schema}.low_mark l
+        select greatest(
+            case when l.low <= g.base then least(l.low, g.settled) else l.low end,
+            case when g.kind = {drain} then g.settled end
+        )
+        from (select {no} as entity_no, {queue}::smallint as sub_queue) place
+        left join {schema}.low_mark l using (entity_no, sub_queue)
         left join {schema}.reader_group g
             on g.entity_no = {no} and g.sub_queue = {queue}::smallint and g.name = {group}::text
-        where l.entity_no = {no} and l.sub_queue = {queue}::smallint
     ), 0
 ) else 9223372036854775807 end
-"""
+""".replace("{drain}", str(int(GroupKind.DRAIN)))
 LOW: Final = "select" + _LOW.replace("{no}", "$1").replace("{queue}", "$2").replace("{group}", "$3")
 BLOCKS: Final = """
 select first_key, size, first_sequence from {schema}.block
@@ -208,7 +218,7 @@ with measured as (
                   )
              end as size_bytes
     from {schema}.message m
-    where m.row_key >= $1 and m.row_key < $2
+    where m.row_key >= $1 and m.row_key < $2 {undrained}
     order by m.row_key
     limit $3
 ), page as (
@@ -251,6 +261,21 @@ from chunk
     .replace("{queue}", "$6")
     .replace("{group}", "$9")
 )
+UNDRAINED: Final = """
+and not exists (
+    select from {schema}.settled s
+    where s.row_key = m.row_key and not (
+        s.how = {rejected} and s.settled_ms >= (
+            select placed_ms from {schema}.reader_group
+            where entity_no = $5 and sub_queue = $6::smallint and name = $9::text
+        )
+    )
+)
+and not exists (
+    select from {schema}.patch p where p.row_key = m.row_key and p.is_deferred
+)
+""".replace("{rejected}", str(int(Settling.REJECTED)))
+"""Rows that the group itself has rejected are read again with their range."""
 CHUNK: Final = _CHUNK.replace("{sequence}", "null::bigint").replace(
     "{sent_sequence}", "null::bytea"
 )

@@ -321,6 +321,8 @@ class BatchChanges:
             "group_epochs": [cursor.epoch for cursor in put.values()],
             "group_readers": [cursor.reader for cursor in put.values()],
             "group_settled": [cursor.settled for cursor in put.values()],
+            "group_planned": [cursor.planned for cursor in put.values()],
+            "group_placed_ms": [cursor.placed_ms for cursor in put.values()],
             "group_placed": [name in self._placed for name in put],
             "group_plans": [_plan_json(cursor.plan) for cursor in put.values()],
             "groupless_nos": [name[0] for name in dropped],

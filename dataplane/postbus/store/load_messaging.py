@@ -70,7 +70,8 @@ with groupless as (
 delete from low_mark m where not exists (select from entity e where e.entity_no = m.entity_no)
 """
 GROUPS: Final = """
-select entity_no, sub_queue, name, kind, epoch, reader, settled, plan from reader_group
+select entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms
+from reader_group
 order by entity_no, sub_queue, name
 """
 STATES: Final = """
@@ -90,7 +91,10 @@ def _put_cursor(row: asyncpg.Record) -> PutCursor:
         stored = json.loads(row["plan"])
         ranges = {int(name): (first, end) for name, (first, end) in stored.pop("ranges").items()}
         plan = Plan(ranges=ranges, **stored)
-    cursor = Cursor(GroupKind(row["kind"]), row["epoch"], row["reader"], row["settled"], plan)
+    cursor = Cursor(
+        GroupKind(row["kind"]), row["epoch"], row["reader"], row["settled"], plan,
+        row["planned"], row["placed_ms"],
+    )  # fmt: skip
     return PutCursor(row["entity_no"], SubQueue(row["sub_queue"]), row["name"], cursor)
 
 

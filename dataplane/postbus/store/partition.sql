@@ -178,6 +178,8 @@ create table reader_group (
     settled bigint not null,
     plan jsonb,
     base bigint not null default 0,
+    planned bigint not null default 0,
+    placed_ms bigint not null default 0,
     constraint reader_group_pkey primary key (entity_no, sub_queue, name)
 ) with (fillfactor = 50);
 

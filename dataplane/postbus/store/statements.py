@@ -399,9 +399,9 @@ states of a dropped entity, are deleted outside the commits (`upkeep.py`)."""
 GROUPED: Final = """
 grouped as (
     insert into reader_group as g (
-        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, base
+        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms, base
     )
-    select entity_no, sub_queue, name, kind, epoch, reader, settled, plan,
+    select entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms,
            case when is_placed then coalesce(
                (select m.low from low_mark m
                 where m.entity_no = put.entity_no and m.sub_queue = put.sub_queue), 0
@@ -409,11 +409,16 @@ grouped as (
     from unnest(
         {group_nos}::int[], {group_queues}::smallint[], {group_names}::text[],
         {group_kinds}::smallint[], {group_epochs}::bigint[], {group_readers}::text[],
-        {group_settled}::bigint[], {group_plans}::jsonb[], {group_placed}::boolean[]
-    ) as put (entity_no, sub_queue, name, kind, epoch, reader, settled, plan, is_placed)
+        {group_settled}::bigint[], {group_plans}::jsonb[], {group_planned}::bigint[],
+        {group_placed_ms}::bigint[], {group_placed}::boolean[]
+    ) as put (
+        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms,
+        is_placed
+    )
     on conflict (entity_no, sub_queue, name) do update
     set epoch = excluded.epoch, reader = excluded.reader, settled = excluded.settled,
-        plan = excluded.plan, base = greatest(g.base, excluded.base)
+        plan = excluded.plan, planned = excluded.planned, placed_ms = excluded.placed_ms,
+        base = greatest(g.base, excluded.base)
 ), ungrouped as (
     delete from reader_group
     where entity_no = any ({drops}::int[])

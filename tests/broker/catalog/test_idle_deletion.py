@@ -366,8 +366,8 @@ class Sink:
 
     def available(self, count: int) -> None: ...
 
-    def ended(self, refusal: Refusal) -> None:
-        self.ends.append(refusal)
+    def ended(self, refused: Refused) -> None:
+        self.ends.append(refused.refusal)
 
     def reset(self) -> None: ...
 

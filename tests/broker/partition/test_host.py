@@ -51,7 +51,7 @@ class Sink:
         self.deliveries += deliveries
         self._break()
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         self._break()
 
     def reset(self) -> None:

@@ -33,8 +33,10 @@ class BulkClient:
         path = f"/{self.entity}/$bulk/{below}"
         return await self.http.call(method, path, content, JSON if content else None)
 
-    async def create(self, name: str = "lake", start: object = "earliest") -> Answer:
-        body = {"start": start, "subQueue": self.sub_queue}
+    async def create(
+        self, name: str = "lake", start: object = "earliest", *, kind: str = "tap"
+    ) -> Answer:
+        body = {"start": start, "subQueue": self.sub_queue, "kind": kind}
         return await self.call("PUT", f"groups/{name}", body)
 
     async def post(self, verb: str, name: str = "lake", **fields: object) -> Answer:
@@ -55,7 +57,7 @@ class BulkClient:
 
     async def plan_all(self, group: ReaderGroup) -> ReaderGroup:
         """Plan to read everything that is there."""
-        found = await self.ranges()
+        found = await self.ranges(group.name)
         ranges = {
             str(each.partition): [group.plan.ranges[each.partition][1], each.next_position]
             for each in found.partitions

@@ -47,6 +47,7 @@ ADDRESSES = [
     "/orders/$bulk/groups/l-a_k.e9/plan",
     "/orders/$bulk/groups/lake/claim/",
     "http://here:5300/orders/$bulk/groups/%6Cake/settle",
+    "/orders/$bulk/groups/lake/reject",
     "//orders/%24bulk/$bulk/$bulk/groups/lake/reset",
 ]
 BODIES = [

@@ -75,7 +75,7 @@ async def filled(http: HttpClient, queue: str, count: int, size_bytes: int) -> s
         ("GET", "/{queue}/$bulk/", 404, "below /{entity}/$bulk/"),
         ("GET", "/{queue}/$bulk/$bulk/ranges", 404, "below /{entity}/$bulk/"),
         ("GET", "/{queue}/$bulk/ranges/more", 404, "below /{entity}/$bulk/"),
-        ("POST", "/{queue}/$bulk/groups/lake/reject", 404, "below /{entity}/$bulk/"),
+        ("POST", "/{queue}/$bulk/groups/lake/expel", 404, "below /{entity}/$bulk/"),
         ("GET", "/$bulk/ranges", 400, "does not name an entity"),
         ("GET", "/nowhere/$bulk/ranges", 404, "there is no nowhere"),
         ("GET", "/{queue}/$DeadLetterQueue/$bulk/ranges", 404, "subQueue=deadLetter"),

@@ -221,7 +221,7 @@ async def test_an_idle_kept_consumer_survives_an_end_and_a_reload(rig: Receiving
         if happen == "reset":
             sink.reset()
         else:
-            sink.ended(Refusal.RECEIVE_DISABLED)
+            sink.ended(Refused(Refusal.RECEIVE_DISABLED))
         assert partition.commands == []
         task = await rig.start(0)
         partition.next(RemoveConsumer)

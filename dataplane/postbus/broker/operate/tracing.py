@@ -28,7 +28,6 @@ from postbus.entity.commands import (
     Enqueue,
     OnReply,
     OtherCommand,
-    Refusal,
     Refused,
     Reply,
     ResendBySequence,
@@ -230,8 +229,8 @@ class _TracedSink:
     def available(self, count: int) -> None:
         self._sink.available(count)
 
-    def ended(self, refusal: Refusal) -> None:
-        self._sink.ended(refusal)
+    def ended(self, refused: Refused) -> None:
+        self._sink.ended(refused)
 
     def reset(self) -> None:
         self._sink.reset()

@@ -13,7 +13,7 @@ from postbus.entity.commands import (
     Command,
     Delivery,
     Disposition,
-    Refusal,
+    Refused,
     RemoveConsumer,
     Settle,
 )
@@ -43,7 +43,7 @@ class DeliverySink(Protocol):
     def available(self, count: int) -> None:
         """Handle a hint of available messages; called once per request for one (ADR 24)."""
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         """Handle removal by the broker: entity deleted or disabled, or receiving disabled."""
 
     def reset(self) -> None:
@@ -97,7 +97,7 @@ class Sinks:
         gone = self._sinks.pop(effect.consumer_id, None)
         if gone is not None:
             try:
-                gone.ended(effect.refusal)
+                gone.ended(Refused(effect.refusal))
             except Exception:  # noqa: BLE001 - logged
                 self._log_broken(effect.consumer_id)
 

@@ -115,14 +115,14 @@ class PartitionedConsumer:
         if isinstance(reply, Refused):
             self.remove()
             if on_added is None:
-                self.sink.ended(reply.refusal)
+                self.sink.ended(reply)
         if on_added is not None:
             on_added(reply)
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         if not self.is_closed:
             self.remove()
-            self.sink.ended(refusal)
+            self.sink.ended(refused)
 
     def hinted(self, part: _Part) -> None:
         """Append a partition that has messages to the round."""
@@ -311,8 +311,8 @@ class _Part:
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
         """Never called for consumers without a session."""
 
-    def ended(self, refusal: Refusal) -> None:
-        self._owner.ended(refusal)
+    def ended(self, refused: Refused) -> None:
+        self._owner.ended(refused)
 
     def reset(self) -> None:
         """Register again in a partition that was reloaded; others are not affected."""
@@ -341,7 +341,7 @@ class SessionSeeker:
         command: AcceptSession,
         on_reply: OnReply[Done],
         on_found: Callable[[Host, bytes, int], None],
-        on_lost: Callable[[Refusal], None],
+        on_lost: Callable[[Refused], None],
         first: int,
     ) -> None:
         """`first`: the partition at which the round begins, so that none is always served last.
@@ -392,7 +392,7 @@ class SessionSeeker:
                 return
             self._stop(None)
             if self._on_reply is None:
-                self._on_lost(reply.refusal)
+                self._on_lost(reply)
         self._answer(reply)
 
     def _stop(self, winner: _Seeker | None) -> None:
@@ -458,10 +458,10 @@ class _Seeker:
     def available(self, count: int) -> None:
         """Never called: hints are not requested."""
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         self._life += 1
         self._is_asked = False
-        self._owner.answered(Refused(refusal))
+        self._owner.answered(refused)
 
     def reset(self) -> None:
         """Repeat the request after a reload of the partition."""

@@ -564,9 +564,9 @@ class _SessionSink:
     def available(self, count: int) -> None:
         self._sink.available(count)
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         self._forget()
-        self._sink.ended(refusal)
+        self._sink.ended(refused)
 
     def reset(self) -> None:
         self._forget()

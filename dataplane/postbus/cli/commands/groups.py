@@ -19,6 +19,7 @@ EPILOG: Final = examples(
     "postbus groups create orders lake          keep messages from now on until lake has read them",
     "postbus groups create orders lake --from earliest",
     "postbus groups create orders failures --dead-letters",
+    "postbus groups create orders pricing --drain   instead of receivers, which are refused",
     "postbus groups reset orders lake --from 2026-01-31T08:00:00Z",
     "postbus groups drop orders lake            delete it, and what only it kept",
 )
@@ -26,6 +27,7 @@ COLUMNS: Final = {
     "entity": "entity",
     "subQueue": "sub-queue",
     "name": "group",
+    "kind": "kind",
     "unreadMessages": "unread, at most",
     "planNumber": "plan",
     "isSettled": "settled",
@@ -73,12 +75,22 @@ def list_groups(output: OutputFormat = Format.TABLE, context: ContextName = None
 def create(
     entity: Entity,
     name: Name,
-    start: Annotated[str, typer.Option("--from", help=f"Begin: {START}")] = "latest",
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help=f"Begin: {START} Else latest, and earliest with --drain."),
+    ] = None,
+    drain: Annotated[
+        bool,
+        typer.Option("--drain", help="Read instead of receivers, which are refused meanwhile."),
+    ] = False,
     dead_letters: DeadLetters = False,
     context: ContextName = None,
 ) -> None:
     """Create a reader group; an existing one stays where it is."""
-    body = _of(entity, name, dead_letters=dead_letters) | {"start": start}
+    body = _of(entity, name, dead_letters=dead_letters) | {
+        "start": start,
+        "kind": "drain" if drain else "tap",
+    }
     done = _change("create", body, context)
     out.print(f"{done['entity']}: the reader group {name} is at plan {done['planNumber']}",
               markup=False)  # fmt: skip

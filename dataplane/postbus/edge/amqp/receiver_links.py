@@ -218,9 +218,9 @@ class ReceiverEndpoint:
         """Raise: only the router asks for hints."""
         raise AssertionError(f"asked for no hint, got {count}")
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         """Detach: the entity was dropped or disabled, or the session's lock is lost."""
-        error = self.connection.error_mapper.refused(Refused(refusal), self.path)
+        error = self.connection.error_mapper.refused(refused, self.path)
         self.connection.detach(self._link, error)
 
     def reset(self) -> None:
@@ -337,7 +337,7 @@ class ReceiverEndpoint:
     @guarded
     def _added(self, consumer_id: int, reply: Done | Refused) -> None:
         if isinstance(reply, Refused) and consumer_id == self._consumer_id:
-            self.ended(reply.refusal)
+            self.ended(reply)
 
     def _send(self, deliveries: list[Delivery]) -> None:
         is_settled = not self._is_locking

@@ -216,19 +216,19 @@ class SessionEndpoint(ReceiverEndpoint):
 
     # --- the end --------------------------------------------------------------------------------
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         """Detach; for a session in receive-and-delete shortly after its lock."""
-        if self._is_locking or refusal is not Refusal.SESSION_LOCK_LOST:
-            super().ended(refusal)
+        if self._is_locking or refused.refusal is not Refusal.SESSION_LOCK_LOST:
+            super().ended(refused)
         elif self._grace_timer is None:
-            self._grace_timer = self.connection.call_later(GRACE_S, super().ended, refusal)
+            self._grace_timer = self.connection.call_later(GRACE_S, super().ended, refused)
 
     def reset(self) -> None:
         """Detach a session that was held, since its lock is lost; one waited for is requested
         again.
         """
         if self._session_id is not None:
-            self.ended(Refusal.SESSION_LOCK_LOST)
+            self.ended(Refused(Refusal.SESSION_LOCK_LOST))
         elif not self._link.is_gone:
             self._register()
 

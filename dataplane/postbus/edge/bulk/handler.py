@@ -1,6 +1,7 @@
 """The bulk API: reader groups, and ranges of rows as Arrow streams (ADR 42).
 
-Serves `/{entity}/$bulk/…` on the ports for messages. Listen reads, claims, plans and settles;
+Serves `/{entity}/$bulk/…` on the ports for messages. Listen reads, claims, plans, settles and
+rejects;
 Manage makes, resets and drops groups, since a group holds disk space. A token may be for one group
 only (`orders/$bulk/groups/lake`): it then works nowhere else. A stream is complete only with the
 marker that ends it, so that a reader never takes a part for the whole.
@@ -25,12 +26,15 @@ from postbus.contract.bulk import (
     GENERATION_KEY,
     PARTITION_KEY,
     ClaimReaderGroup,
+    GroupKindName,
     GroupRequest,
     PartitionRange,
     PlanRanges,
     PutReaderGroup,
     ReadableRanges,
     ReaderGroup,
+    RejectedMessages,
+    RejectMessages,
     ResetReaderGroup,
     SettlePlan,
     ShownPlan,
@@ -57,11 +61,12 @@ from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefu
 from postbus.edge.web.http_listener import SERVER
 from postbus.edge.web.http_server import read_limited
 from postbus.entity.commands import SubQueue
+from postbus.entity.group_commands import GroupKind
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 64 << 10
-"""A plan over all partitions has less than 4 KB."""
+"""A plan over all partitions has less than 4 KB, and a reject 22 KB of positions."""
 
 MAX_STREAMS: Final = 16
 """Streams of rows at once, of which one key has at most half: each holds a chunk of about 1 MiB.
@@ -78,6 +83,10 @@ HEADERS: Final = {
     "Server": SERVER,  # only answers that are not begun yet get it elsewhere
 }
 MANAGED: Final = frozenset({Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET})
+KIND_NAMES: Final[dict[GroupKind, GroupKindName]] = {
+    GroupKind.TAP: "tap",
+    GroupKind.DRAIN: "drain",
+}
 NO_ARROW: Final = "this broker has no pyarrow: install postbus with the extra `bulk`"
 
 A = TypeVar("A", bound=GroupRequest)
@@ -126,6 +135,8 @@ class BulkHandler:
                 return self._plan
             case Action.SETTLE:
                 return self._settle
+            case Action.REJECT:
+                return self._reject
             case Action.RESET:
                 return self._reset
 
@@ -135,7 +146,8 @@ class BulkHandler:
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
         asked, address = await self._asked(request, target, PutReaderGroup)
-        group = await self._access.put_group(address, target.group, asked.start)
+        kind = GroupKind[asked.kind.upper()]
+        group = await self._access.put_group(address, target.group, asked.start, kind)
         return _json(self._shown(address, group), 201 if group.is_new else 200)
 
     async def _get(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
@@ -177,13 +189,29 @@ class BulkHandler:
         group = await self._access.settle_plan(address, target.group, asked.epoch, asked.number)
         return _json(self._shown(address, group))
 
+    async def _reject(
+        self, request: web.BaseRequest, target: BulkPath, _: Grant
+    ) -> web.StreamResponse:
+        asked, address = await self._asked(request, target, RejectMessages)
+        rejected, refused = await self._access.reject_rows(
+            address,
+            asked.partition,
+            asked.positions,
+            group=target.group,
+            epoch=asked.epoch,
+            reason=asked.reason,
+            description=asked.description,
+        )
+        texts = {at: refusal_of(each, request.path).detail for at, each in refused.items()}
+        return _json(RejectedMessages(rejected=rejected, refused=texts))
+
     def _shown(self, address: Address, group: Group) -> ReaderGroup:
         cursor, plan = group.cursor, group.plan
         return ReaderGroup(
             entity=address.name,
             sub_queue=SUB_QUEUE_NAMES[address.sub_queue],
             name=group.name,
-            kind="tap",
+            kind=KIND_NAMES[cursor.kind],
             generation=self._access.generation(address),
             epoch=cursor.epoch,
             reader=cursor.reader,
@@ -216,6 +244,7 @@ class BulkHandler:
                     low=each.low,
                     next_position=each.next_position,
                     messages=each.live,
+                    deferred=each.deferred,
                     average_bytes=each.average_bytes,
                     splits=each.splits,
                 )

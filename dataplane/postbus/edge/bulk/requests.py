@@ -29,7 +29,8 @@ NUMBER: Final = re.compile(r"[0-9]{1,19}")
 MOST_PROBLEMS: Final = 10
 MAX_PARAMETERS: Final = 16
 BELOW: Final = (
-    "below /{entity}/$bulk/ are ranges, rows, groups/{name} and its claim, plan, settle and reset"
+    "below /{entity}/$bulk/ are ranges, rows, groups/{name} and its claim, plan, settle,"
+    " reject and reset"
 )
 
 
@@ -44,6 +45,7 @@ class Action(Enum):
     CLAIM = "claim"
     PLAN = "plan"
     SETTLE = "settle"
+    REJECT = "reject"
     RESET = "reset"
 
 
@@ -51,6 +53,7 @@ _OF_GROUP: Final = {
     "claim": Action.CLAIM,
     "plan": Action.PLAN,
     "settle": Action.SETTLE,
+    "reject": Action.REJECT,
     "reset": Action.RESET,
 }
 _METHODS: Final = {

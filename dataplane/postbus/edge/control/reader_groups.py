@@ -17,6 +17,7 @@ from postbus.contract.control_groups import (
 )
 from postbus.edge.control.calls import Answer, Call, Handler, refused
 from postbus.edge.control.messages import path_of
+from postbus.entity.group_commands import GroupKind
 
 
 class ControlReaderGroups:
@@ -42,7 +43,9 @@ class ControlReaderGroups:
         asked = call.read(CreateReaderGroup)
         try:
             address = await self._address(asked)
-            group = await self._access.put_group(address, asked.name, asked.start)
+            group = await self._access.put_group(
+                address, asked.name, asked.start, GroupKind[asked.kind.upper()]
+            )
             answer = await self._answer(address, group)
         except BulkRefused as error:
             raise refused(error.refused) from error

@@ -287,9 +287,9 @@ class _Consumer:
         """Raise: only the router asks for hints."""
         raise AssertionError(f"asked for no hint, got {count}")
 
-    def ended(self, refusal: Refusal) -> None:
+    def ended(self, refused: Refused) -> None:
         """Refuse the receive: the entity was dropped or disabled."""
-        self.refuse(Refused(refusal))
+        self.refuse(refused)
 
     def reset(self) -> None:
         """Begin again after a reload of the partition, now or with the next receive."""

@@ -164,5 +164,19 @@ class ActiveMessages(MovedTo, Protocol):
     def row_keys(self) -> array[int]:
         """Return the keys of all messages."""
 
+    # --- reader groups ----------------------------------------------------------------------------
+
+    def lowest_held(self) -> int | None:
+        """Return the lowest key of a message that a receiver has, or that is about to leave."""
+
+    def deferred_count(self) -> int:
+        """Return the number of deferred messages."""
+
+    def remove_below(self, end_key: int, limit: int) -> int:
+        """Complete the first messages below a key, at most `limit`; return their number.
+
+        Their rows are committed. Locked and deferred ones stay.
+        """
+
     def clear(self) -> None:
         """Drop all memory: the entity is dropped."""

@@ -83,20 +83,31 @@ def dead_letter(
 
 
 def move(
-    sub: SubQueueState, message: QueuedMessage, section: bytes, death: Death, reason: object
+    sub: SubQueueState,
+    message: QueuedMessage,
+    section: bytes,
+    death: Death,
+    reason: object,
+    *,
+    is_rejected: bool = False,
 ) -> None:
     """Move a loaded message with its new application properties to the dead-letter queue.
 
-    If the entity has a history, the row stays there and a copy moves.
+    If the entity has a history, or a drain has rejected the message, the row stays there and a copy
+    moves.
     """
     assert message.envelope is not None
     entity = sub.entity
     entity.traffic.died(reason)
-    if entity.keeps_settled:
-        sub.context.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
+    keeps_row = entity.keeps_settled or is_rejected
+    if keeps_row:
+        how = Settling.REJECTED if is_rejected else Settling.DEAD_LETTERED
+        sub.context.settle(entity.entity_no, [message.row_key], how)
     if entity.forward_dead_letters_to is not None:
         sub.ledger.leave(message)
-        entity.outbox.move(entity, message, entity.forward_dead_letters_to, section)
+        entity.outbox.move(
+            entity, message, entity.forward_dead_letters_to, section, is_kept=is_rejected
+        )
         return
     target = entity.sub_queue(SubQueue.DEAD_LETTER)
     new_row_key, _ = target.numbering.take_one(sub.context)
@@ -110,7 +121,7 @@ def move(
             message.failures,
             None,
             section,
-            entity.keeps_settled,
+            keeps_row,
             death,
         )
     )

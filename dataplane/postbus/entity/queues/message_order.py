@@ -125,6 +125,27 @@ class MessageOrder:
             batch += [take() for _ in range(count)]
         return batch
 
+    def take_below(self, end_key: int, limit: int) -> tuple[list[QueuedMessage], array[int]]:
+        """Take the first messages below a key, at most `limit`, loaded or not.
+
+        Those of which only the key is here are returned as keys. Fewer than `limit` are not the
+        last ones where a backlog has ended.
+        """
+        messages: list[QueuedMessage] = []
+        returned, ready = self._returned, self._ready
+        while returned and len(messages) < limit and returned[0][0] < end_key:
+            row_key, message = heappop(returned)
+            self._stubs.pop(row_key, None)
+            messages.append(message)
+        while ready and len(messages) < limit and ready[0].row_key < end_key:
+            messages.append(ready.popleft())
+        last = min(self._head + limit - len(messages), len(self._backlog))
+        keys = self._backlog[self._head : bisect_left(self._backlog, end_key, self._head, last)]
+        if keys:
+            self._head += len(keys)
+            self._trim_backlog()
+        return messages, keys
+
     def take_only(self) -> QueuedMessage | None:
         """Take the message if there is exactly one and it is ready."""
         if len(self._ready) == 1 and not (self._returned or self._backlog):

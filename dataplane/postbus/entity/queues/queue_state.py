@@ -13,6 +13,7 @@ from postbus.contract.entities import (
 )
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.entity_state import EntityState
+from postbus.entity.group_commands import GroupKind
 from postbus.entity.groups import ReaderGroups
 from postbus.entity.outcomes import Needs, PutCursor
 from postbus.entity.queues.dedup import SeenIds
@@ -36,6 +37,8 @@ SESSION_ID_MISSING: Final = Refused(
 NOT_SENT_TO: Final = Refused(
     Refusal.NOT_ALLOWED, "messages of a subscription are sent to its topic"
 )
+DRAIN_PAUSE_MS: Final = 10
+"""Pause between two chunks of drained messages, since the journal has other work. Our choice."""
 QUOTA_EXCEEDED: Final = Refused(Refusal.QUOTA_EXCEEDED, "the entity has reached its maximum size")
 
 
@@ -107,12 +110,7 @@ class QueueState(EntityState):
         self.lock_duration_ms = properties.lock_duration_ms
         self.max_delivery_count = properties.max_delivery_count
         self.dead_letters_expired = properties.dead_lettering_on_message_expiration
-        self.keep_for_groups()
-        is_open = properties.status in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
-        self.forward_to = properties.forward_to if is_open else None
-        self.forward_dead_letters_to = (
-            properties.forward_dead_lettered_messages_to if is_open else None
-        )
+        self.follow_groups()
 
     def _define_sending(self, properties: EntityProperties) -> None:
         """Set the properties common to queues and topics; a subscription has its topic's limits."""
@@ -159,13 +157,60 @@ class QueueState(EntityState):
     def load_group(self, put: PutCursor) -> None:
         """Take over a stored cursor."""
         self.groups.load(put)
-        self.keep_for_groups()
+        self.follow_groups()
+        if put.cursor.kind is GroupKind.DRAIN:
+            if put.sub_queue in self._subs:
+                self._subs[put.sub_queue].forward(None)
+            self.context.set_timer(self.context.now_ms, self.remove_drained)
 
-    def keep_for_groups(self) -> None:
-        """Decide whether settled messages stay, after a change of definition or groups."""
-        has_history = getattr(self.properties, "history_retention_ms", None) is not None
-        self.is_tapped = self._groups is not None and self._groups.has_tap
+    def follow_groups(self) -> None:
+        """Decide whether settled messages stay and where messages are forwarded to, after a change
+        of definition or groups.
+
+        What a group drains is not forwarded.
+        """
+        properties, groups = self.properties, self._groups
+        assert not isinstance(properties, TopicProperties)
+        has_history = getattr(properties, "history_retention_ms", None) is not None
+        self.is_tapped = groups is not None and groups.has_tap
         self.keeps_settled = has_history or self.is_tapped
+        is_open = properties.status in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
+        self.forward_to = self.forward_dead_letters_to = None
+        if is_open and (groups is None or groups.drain_of(SubQueue.ACTIVE) is None):
+            self.forward_to = properties.forward_to
+        if is_open and (groups is None or groups.drain_of(SubQueue.DEAD_LETTER) is None):
+            self.forward_dead_letters_to = properties.forward_dead_lettered_messages_to
+
+    def start_drain(self, kind: SubQueue) -> None:
+        """End the receivers of a sub-queue that a group drains from now on."""
+        self.follow_groups()
+        for consumer_id in self.sub_queue(kind).end_consumers(Refusal.NOT_ALLOWED):
+            self.context.consumers.pop(consumer_id, None)
+
+    def end_drain(self, kind: SubQueue) -> None:
+        """Let receivers and forwarding go on."""
+        self.follow_groups()
+        self.sub_queue(kind).forward(self.target_of(kind))
+
+    def frozen_below(self, kind: SubQueue) -> int:
+        """Return the position below which a drain has planned to read: nothing else leaves."""
+        return 0 if self._groups is None else self._groups.frozen_below(kind)
+
+    def remove_drained(self) -> None:
+        """Remove what drains have settled, up to the limit of one command; a Tick goes on."""
+        context, groups = self.context, self.groups
+        for kind, settled in groups.undrained():
+            sub = self.sub_queue(kind)
+            count = -1
+            while count and context.allowance > 0:
+                count = sub.remove_below(settled, context.allowance)
+                context.allowance -= count
+                if kind is SubQueue.ACTIVE:
+                    self.traffic.completed += count
+            if count:
+                context.set_timer(context.now_ms + DRAIN_PAUSE_MS, self.remove_drained)
+            else:
+                groups.note_drained(kind)
 
     def follow_limits(self) -> None:
         """Derive again what the limits of the namespace bound."""
@@ -227,14 +272,24 @@ class QueueState(EntityState):
 
     def receive_refusal(self, kind: SubQueue = SubQueue.ACTIVE) -> Refused | None:
         """Return a refusal if a sub-queue must not be received from, else None."""
+        refused = self.status_refusal()
+        if refused is not None:
+            return refused
+        target = self.target_of(kind)
+        if target is not None:
+            return Refused(Refusal.NOT_ALLOWED, f"the messages are forwarded to {target}")
+        name = None if self._groups is None else self._groups.drain_of(kind)
+        if name is not None:
+            return Refused(Refusal.NOT_ALLOWED, f"the reader group {name} drains the messages")
+        return None
+
+    def status_refusal(self) -> Refused | None:
+        """Return a refusal if the entity is disabled for receivers, else None."""
         status = self.properties.status
         if status is EntityStatus.DISABLED:
             return Refused(Refusal.ENTITY_DISABLED, self.name)
         if status is EntityStatus.RECEIVE_DISABLED:
             return Refused(Refusal.RECEIVE_DISABLED, self.name)
-        target = self.target_of(kind)
-        if target is not None:
-            return Refused(Refusal.NOT_ALLOWED, f"the messages are forwarded to {target}")
         return None
 
     def send_refusal(self, *, is_resent: bool = False) -> Refused | None:

@@ -466,6 +466,35 @@ class SubQueueState:
         keys.extend(self.deferred.values())
         return keys
 
+    # --- reader groups ----------------------------------------------------------------------------
+
+    def lowest_held(self) -> int | None:
+        """Return the lowest key of a message that a receiver has, or that is about to leave."""
+        held = (message.row_key for message in self.locks.values() if not message.is_deferred)
+        return min(chain(held, self.doomed), default=None)
+
+    def deferred_count(self) -> int:
+        """Return the number of deferred messages."""
+        return len(self.deferred) + sum(each.is_deferred for each in self.locks.values())
+
+    def remove_below(self, end_key: int, limit: int) -> int:
+        """Complete the first messages below a key, at most `limit`; return their number.
+
+        Their rows are committed. Locked and deferred ones stay.
+        """
+        average_bytes = self.entity.average_bytes
+        messages, keys = self.order.take_below(end_key, limit)
+        for message in messages:
+            self.settle_row(
+                message.row_key, message.enqueued_ms, Settling.COMPLETED, is_stored=True
+            )
+            self.ledger.leave(message)
+        for row_key in keys:
+            self.settle_row(row_key, 0, Settling.COMPLETED, is_stored=True)
+            self.ledger.leave_unloaded(average_bytes)
+            self.attempts.pop(row_key, None)
+        return len(messages) + len(keys)
+
     # --- leaving ----------------------------------------------------------------------------------
 
     def remove(self, message: QueuedMessage, how: Settling) -> None:

@@ -341,6 +341,37 @@ class MessagesBySession(SubQueueState):
         while self.idle and window.room_bytes(is_wanted=True) < wanted_bytes:
             self._reduce(next(reversed(self.idle)))
 
+    # --- reader groups ----------------------------------------------------------------------------
+
+    def lowest_held(self) -> int | None:
+        """Return the lowest key of a message that a receiver has, or that is about to leave."""
+        held = (session.lowest_held() for session in self.open_sessions.values())
+        return min((row_key for row_key in held if row_key is not None), default=None)
+
+    def deferred_count(self) -> int:
+        """Return the number of deferred messages."""
+        return sum(len(each) for each in self.dormant_deferred.values()) + sum(
+            session.deferred_count() for session in self.open_sessions.values()
+        )
+
+    def remove_below(self, end_key: int, limit: int) -> int:
+        """Complete messages below a key, at most `limit`, one session after the other."""
+        below = [
+            session.session_id
+            for session in self.open_sessions.values()
+            if (oldest := session.order.oldest()) is not None and oldest[0] < end_key
+        ]
+        below += [name for name, keys in self.dormant.items() if keys and keys[0] < end_key]
+        left = limit
+        for session_id in below:
+            session = self.open_sessions.get(session_id) or self.open_session(session_id)
+            left -= session.remove_below(end_key, left)
+            if session.holder is None:
+                self.put_away(session)
+            if not left:
+                break
+        return limit - left
+
     # --- holders, the matter of `SessionQueue` ----------------------------------------------------
 
     def release(self, session: SessionMessages, *, is_failed: bool) -> None:

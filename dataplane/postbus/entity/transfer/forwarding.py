@@ -65,7 +65,7 @@ def _move_all(sub: SubQueueState, batch: list[QueuedMessage], target: str) -> No
                 message,
                 target,
                 is_dead_letter=not sub.is_main,
-                is_tapped=entity.is_tapped,
+                is_kept=entity.is_tapped,
             )
 
 

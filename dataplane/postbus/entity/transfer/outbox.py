@@ -274,12 +274,12 @@ class Outbox:
         section: bytes | None = None,
         *,
         is_dead_letter: bool = True,
-        is_tapped: bool = False,
+        is_kept: bool = False,
     ) -> None:
         """Add a loaded message that was removed from the order and accounts of its sub-queue.
 
         `section` replaces its application properties: it is being dead-lettered, and also stays in
-        its entity if that has a history. `is_tapped`: its row stays for a reader group.
+        its entity if that has a history. `is_kept`: its row stays for a reader group.
         """
         envelope = message.envelope
         assert envelope is not None
@@ -291,7 +291,7 @@ class Outbox:
             message.failures,
             None,
             section,
-            keeps_source=is_tapped or (entity.keeps_settled and section is not None),
+            keeps_source=is_kept or (entity.keeps_settled and section is not None),
         )
         entity.grow(envelope.size_bytes)
         put = PutOutbound(row_key, entity.entity_no, target, message.sequence, is_dead_letter)

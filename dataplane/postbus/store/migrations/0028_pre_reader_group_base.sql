@@ -1,3 +1,3 @@
 -- scope: partition
--- The low mark when a group was placed: what is missing below it was deleted before, and is no loss.
+-- The low mark when a group was created or reset: what is missing below it is no loss for it.
 alter table reader_group add column base bigint not null default 0;
