@@ -7,25 +7,20 @@ it travels with: a task that is tried again has the token of its first attempt.
 
 from __future__ import annotations
 
-import base64
-import hmac
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote_plus, urlsplit
 
+from postbus.contract.connection_strings import parse_connection_string
+from postbus.contract.shared_access import make_token
 from postbus_spark.errors import InvalidCredentials
 
 ENVIRONMENT: Final = "POSTBUS_CONNECTION_STRING"
 LIFETIME_S: Final = 3_600
 """Our choice: longer than batches, and the epoch of a claim ends what a token may do earlier."""
 
-PLAIN_PORT: Final = 5672
-TLS_PORT: Final = 5671
 MAX_FILE_BYTES: Final = 64 * 1024
-
-_FORM: Final = "Endpoint=sb://host;SharedAccessKeyName=name;SharedAccessKey=key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +36,7 @@ class Credentials:
         """Return a token for a path and what is below it."""
         if self.signature:
             return self.signature
-        resource = quote_plus(path.lower())
-        expiry = str(int(now_s) + LIFETIME_S)
-        digest = hmac.digest(self.key.encode(), f"{resource}\n{expiry}".encode(), "sha256")
-        signature = quote_plus(base64.b64encode(digest))
-        return (
-            f"SharedAccessSignature sr={resource}&sig={signature}&se={expiry}"
-            f"&skn={quote_plus(self.rule)}"
-        )
+        return make_token(path.lower(), self.rule, self.key, int(now_s) + LIFETIME_S)
 
 
 def load_credentials(file: str | None) -> Credentials:
@@ -70,34 +58,14 @@ def load_credentials(file: str | None) -> Credentials:
         except UnicodeDecodeError:
             raise InvalidCredentials(f"{source} has no text") from None
     try:
-        return read_connection_string(text)
+        return read_credentials(text)
     except ValueError as error:
-        raise InvalidCredentials(f"{source} has no connection string: {error}") from None
+        raise InvalidCredentials(f"{source}: {error}") from None
 
 
-def read_connection_string(text: str) -> Credentials:
-    """Parse a connection string. Raises `ValueError`, whose text never repeats a value."""
-    values: dict[str, str] = {}
-    for part in filter(None, (each.strip() for each in text.split(";"))):
-        name, equals, value = part.partition("=")
-        if not equals or name.strip().lower() in values:
-            raise ValueError(f"it has the form {_FORM}")
-        values[name.strip().lower()] = value.strip()
-    try:
-        address = urlsplit(values.get("endpoint", ""))
-        host, port = address.hostname, address.port
-    except ValueError:
-        host = port = None
-        address = urlsplit("")
-    if not host or address.scheme not in {"sb", "amqp", "amqps"}:
-        raise ValueError(f"it has the form {_FORM}")
-    is_plain = values.get("usedevelopmentemulator", "").lower() == "true"
-    rule, key = values.get("sharedaccesskeyname", ""), values.get("sharedaccesskey", "")
-    signature = values.get("sharedaccesssignature", "")
-    if not signature and not (rule and key):
-        raise ValueError(
-            "it has neither SharedAccessKeyName with SharedAccessKey nor SharedAccessSignature"
-        )
-    shown = f"[{host}]" if ":" in host else host
-    scheme, usual = ("http", PLAIN_PORT) if is_plain else ("https", TLS_PORT)
-    return Credentials(f"{scheme}://{shown}:{port or usual}", rule, key, signature)
+def read_credentials(text: str) -> Credentials:
+    """Return the credentials of a connection string. Raises `ValueError`."""
+    found = parse_connection_string(text)
+    host = f"[{found.host}]" if ":" in found.host else found.host
+    base_url = f"{'https' if found.is_tls else 'http'}://{host}:{found.port}"
+    return Credentials(base_url, found.rule or "", found.key or "", found.signature or "")

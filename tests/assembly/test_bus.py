@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import quote_plus
 
 import aiohttp
 import asyncpg
@@ -30,7 +29,6 @@ from postbus.assembly.bus import Bus, BusError
 from postbus.assembly.listeners import Listener
 from postbus.assembly.loading import LOADING_S
 from postbus.assembly.store_trouble import explain_store_error
-from postbus.broker.access.authz import sign
 from postbus.broker.administration import DeletePolicy
 from postbus.contract.entities import (
     DAY_MS,
@@ -41,6 +39,7 @@ from postbus.contract.entities import (
     Sku,
     SkuProperties,
 )
+from postbus.contract.shared_access import make_token
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.process.data_directory import DataDirectory
 from postbus.process.embedded import EmbeddedPostgres
@@ -606,10 +605,7 @@ async def test_a_stop_does_not_wait_for_http_receives(run_bus: RunBus) -> None:
         runtime = bus._listeners._runtime
         assert runtime is not None
         http = dict(bus.summary())["http"]
-        resource = quote_plus(f"{http}/")
-        expiry = str(int(time.time()) + 600)
-        signed = quote_plus(sign(resource, expiry, "first"))
-        token = f"SharedAccessSignature sr={resource}&sig={signed}&se={expiry}&skn=root"
+        token = make_token(f"{http}/", "root", "first", int(time.time()) + 600)
         headers = {"Authorization": token}
         at = f"{http}/orders/messages/head?timeout=600"
         waiting = asyncio.create_task(session.post(at, headers=headers))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from postbus.cli.client.connection_strings import read_connection_string
 from postbus.cli.client.contexts import ContextFile, config_folder
 from postbus.cli.failures import ContextError
 from postbus.process.local_bus import FILE_NAME, bus_of_data_directory
@@ -21,56 +20,12 @@ from tests.cli.command_line import CommandLine, folder_with_bus
 from tests.dev_bus import LIMIT_S
 
 KEY = "c2VjcmV0LXNlY3JldA=="
-DEVELOPMENT = "UseDevelopmentEmulator=true"
 SECRET_STRING = f"Endpoint=sb://bus.example.org;SharedAccessKeyName=app;SharedAccessKey={KEY}"
 
 
 @pytest.fixture
 def user(tmp_path: Path) -> CommandLine:
     return CommandLine(tmp_path)
-
-
-# --- connection strings -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port", "is_tls"),
-    [
-        ("Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=a=b=", "h", 5671, True),
-        ("endpoint=sb://h:99/;sharedaccesskeyname=n;sharedaccesskey=a=b=;", "h", 99, True),
-        (
-            f"Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=a=b=;{DEVELOPMENT}",
-            "h",
-            5672,
-            False,
-        ),
-    ],
-)
-def test_connection_string_names_endpoint_and_rule(
-    text: str, host: str, port: int, is_tls: bool
-) -> None:
-    found = read_connection_string(text)
-    assert (found.host, found.port, found.is_tls) == (host, port, is_tls)
-    assert (found.rule, found.key) == ("n", "a=b=")
-    assert "a=b=" not in repr(found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "secret",
-        "Endpoint=sb://h",
-        "Endpoint=sb://h;SharedAccessKeyName=n",
-        "Endpoint=http://h;SharedAccessKeyName=n;SharedAccessKey=secret",
-        "Endpoint=sb://h:many;SharedAccessKeyName=n;SharedAccessKey=secret",
-        "Endpoint=sb://h;Endpoint=sb://i;SharedAccessKeyName=n;SharedAccessKey=secret",
-    ],
-)
-def test_invalid_connection_string_is_refused_without_repeating_it(text: str) -> None:
-    with pytest.raises(ContextError) as refused:
-        read_connection_string(text)
-    assert "secret" not in str(refused.value)
 
 
 # --- the stored contexts ------------------------------------------------------------------------
@@ -147,7 +102,7 @@ def test_bad_input_is_refused(
 def test_invalid_connection_string_is_neither_stored_nor_repeated(user: CommandLine) -> None:
     error = user.fails(
         "context", "set", "x", "--connection-string-file", "-",
-        code=3, says="no connection string: Endpoint=", stdin="geheim",
+        code=3, says="no connection string, which has the form Endpoint=", stdin="geheim",
     )  # fmt: skip
     assert "geheim" not in error
     assert not (user.folder / "config").exists()

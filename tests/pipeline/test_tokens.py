@@ -10,7 +10,7 @@ from postbus.broker.access.authz import Authorizer, KeyRule
 from postbus.broker.access.own_names import OwnNames
 from postbus.contract.entities import Right
 from postbus_spark.errors import InvalidCredentials
-from postbus_spark.tokens import LIFETIME_S, Credentials, load_credentials, read_connection_string
+from postbus_spark.tokens import LIFETIME_S, Credentials, load_credentials, read_credentials
 from tests.edge.bus_thread import Keys
 
 GOOD = "Endpoint=sb://bus.example;SharedAccessKeyName=lake;SharedAccessKey=s3cret+/="
@@ -26,8 +26,8 @@ GOOD = "Endpoint=sb://bus.example;SharedAccessKeyName=lake;SharedAccessKey=s3cre
         (f" {GOOD};EntityPath=orders;\n", "https://bus.example:5671"),
     ],
 )
-def test_connection_strings(text: str, url: str) -> None:
-    found = read_connection_string(text)
+def test_a_connection_string_names_the_address_and_the_key(text: str, url: str) -> None:
+    found = read_credentials(text)
     assert (found.base_url, found.rule, found.key) == (url, "lake", "s3cret+/=")
 
 
@@ -90,5 +90,5 @@ def test_a_token_is_accepted_for_its_group_and_nothing_else() -> None:
 
 
 def test_a_signature_of_the_connection_string_is_used_as_it_is() -> None:
-    found = read_connection_string("Endpoint=sb://bus;SharedAccessSignature=SharedAccess sr=x")
+    found = read_credentials("Endpoint=sb://bus;SharedAccessSignature=SharedAccess sr=x")
     assert found.token("orders", 1e9) == "SharedAccess sr=x"

@@ -1,1 +1,4 @@
-"""Models of definitions, requests and responses; every package may import them."""
+"""Models of definitions, requests and responses; what connection strings and tokens look like.
+
+Every package may import them.
+"""

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from postbus.broker.access.authz import (
-    SAS_PREFIX,
     Authorizer,
     Grant,
     KeyRule,
     TokenRefused,
     covers,
     resource_path,
-    sign,
 )
 from postbus.contract.entities import Right
+from postbus.contract.shared_access import SAS_PREFIX, sign
 from tests.fuzz_bounds import Bounds, program_arguments
 
 NOW_S = 1_700_000_000.0

@@ -13,10 +13,10 @@ from postbus.broker.access.authz import (
     TokenRefused,
     has_right,
     resource_path,
-    sign,
 )
 from postbus.broker.access.own_names import OwnNames
 from postbus.contract.entities import Right
+from postbus.contract.shared_access import sign
 from tests.broker.access.fuzz_tokens import fuzz
 
 NOW_S = 1_000_000.0

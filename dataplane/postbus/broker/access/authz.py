@@ -6,7 +6,6 @@ and everything below it. Time is real time, given by the caller in seconds, neve
 
 from __future__ import annotations
 
-import base64
 import hmac
 import re
 from collections.abc import Callable, Sequence
@@ -17,11 +16,11 @@ from urllib.parse import unquote, unquote_plus
 
 from postbus.broker.access.own_names import OwnNames
 from postbus.contract.entities import Right, catalog_key
+from postbus.contract.shared_access import SAS_PREFIX, sign
 
 EXPIRY: Final = re.compile(r"-?[0-9]{1,19}")
 """Seconds since the epoch, as in `se` of a token."""
 
-SAS_PREFIX: Final = "SharedAccessSignature "
 NEVER_S: Final = float("inf")
 
 MAX_TOLD_NAME: Final = 50
@@ -239,12 +238,6 @@ def _is_in_scope(scope: str | None, path: str) -> bool:
         return True
     entity = scope.lower()
     return path == entity or path.startswith((entity + "/$", entity + "/subscriptions/"))
-
-
-def sign(resource: str, expiry: str, key: str) -> str:
-    """Return the base64 signature of a token; `resource` must be URL-encoded."""
-    digest = hmac.digest(key.encode(), f"{resource}\n{expiry}".encode(), "sha256")
-    return base64.b64encode(digest).decode()
 
 
 def is_signed_with(token: str, key: str) -> bool:

@@ -47,8 +47,8 @@ from postbus.amqp.performatives import (
     Rejected,
     Released,
 )
-from postbus.cli.client.connection_strings import Endpoint
 from postbus.cli.failures import ContextError, RefusedError, err
+from postbus.contract.connection_strings import Endpoint
 from postbus.message.codec import (
     Described,
     Int,

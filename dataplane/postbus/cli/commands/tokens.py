@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from typing import Annotated, Final
-from urllib.parse import quote_plus
 
 import typer
 
@@ -37,6 +36,7 @@ def token(
     """Print a shared access signature for the Authorization header."""
     from postbus.cli.client.connection_strings import read_connection_string
     from postbus.contract.entities import parse_duration_ms
+    from postbus.contract.shared_access import make_token
 
     with expected_failures():
         target = find_target(context, connection_string=connection_string)
@@ -47,13 +47,4 @@ def token(
             )
         resource = f"http://{endpoint.host}/{(entity or endpoint.entity or '').strip('/')}"
         expires_s = int(time.time()) + parse_duration_ms(expires) // 1_000
-        typer.echo(signature_of(resource, endpoint.rule, endpoint.key, expires_s))
-
-
-def signature_of(resource: str, rule: str, key: str, expires_s: int) -> str:
-    """Return a token for a URI and everything below it."""
-    from postbus.broker.access.authz import SAS_PREFIX, sign
-
-    encoded = quote_plus(resource)
-    signature = quote_plus(sign(encoded, str(expires_s), key))
-    return f"{SAS_PREFIX}sr={encoded}&sig={signature}&se={expires_s}&skn={quote_plus(rule)}"
+        typer.echo(make_token(resource, endpoint.rule, endpoint.key, expires_s))
