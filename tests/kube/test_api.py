@@ -30,6 +30,8 @@ from postbus_operator.kube.resource_types import (
     RESOURCES,
     SECRETS,
     SERVICES,
+    VOLUME_CLAIMS,
+    ResourceType,
 )
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable
@@ -43,6 +45,8 @@ QUEUE = {
     "metadata": {"name": "orders", "namespace": "api"},
     "spec": {"owner": {"name": "bus"}},
 }
+
+CLAIM = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
 
 BUS = {
     "metadata": {
@@ -148,6 +152,38 @@ async def test_a_patch_of_an_old_version_is_a_conflict(api: Api) -> None:
     with pytest.raises(Conflict):
         await api.patch(CONFIG_MAPS, "api", "versioned", change)
     await api.patch(CONFIG_MAPS, "api", "versioned", {"metadata": {"finalizers": []}})
+
+
+@pytest.mark.parametrize(
+    ("type", "content"),
+    [
+        (CONFIG_MAPS, {}),
+        (SECRETS, {}),
+        (VOLUME_CLAIMS, {"spec": CLAIM}),
+        (QUEUES, {"spec": QUEUE["spec"]}),
+    ],
+    ids=lambda value: getattr(value, "plural", ""),
+)
+async def test_a_patch_of_another_object_of_the_name_is_a_conflict(
+    api: Api, calls: Calls, type: ResourceType, content: dict
+) -> None:
+    """It needs no right to read: the operator may patch volume claims, but not get one."""
+    metadata = {"name": "patched", "namespace": "api", "finalizers": []}
+    wanted = {"apiVersion": type.api_version, "kind": type.kind, "metadata": metadata} | content
+    uid = (await api.create(type, "api", wanted))["metadata"]["uid"]
+    calls.answers.clear()
+    change = {"metadata": {"uid": str(UUID(int=1)), "annotations": {"of": "another"}}}
+    with pytest.raises(Conflict, match=r"metadata\.uid"):
+        await api.patch(type, "api", "patched", change)
+    assert calls.answers == [("patch", 422)]
+    for right in ({"uid": uid}, {}):
+        invalid = {"metadata": right | {"annotations": {"a b": "no name"}}}
+        with pytest.raises(Invalid, match=r"metadata\.annotations"):
+            await api.patch(type, "api", "patched", invalid)
+    change = {"metadata": {"uid": uid, "annotations": {"of": "this one"}, "finalizers": None}}
+    patched = await api.patch(type, "api", "patched", change)
+    assert patched["metadata"]["annotations"] == {"of": "this one"}
+    assert await api.delete(type, "api", "patched", uid=uid)
 
 
 async def test_a_deletion_names_the_incarnation(api: Api) -> None:

@@ -40,7 +40,13 @@ def test_the_pause_that_the_api_server_asks_for_is_kept() -> None:
     assert found.retry_after_s is None
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>bad gateway</html>", b"[1]", b"null"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"<html>bad gateway</html>", b"[1]", b"null", b'{"details": 7}',
+        b'{"details": {"causes": 7}}', b'{"details": {"causes": [7]}}', b'{"details": null}',
+    ],
+)  # fmt: skip
 def test_an_answer_of_something_between_is_shown_as_it_is(data: bytes) -> None:
     """A proxy answers with what it likes."""
     found = _error_of(502, data, None)

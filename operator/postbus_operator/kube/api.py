@@ -46,7 +46,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """The object exists already, or is not the one that was expected (409)."""
+    """The object exists already, or is not the one that was expected (409, 422 for its uid)."""
 
 
 class Forbidden(ApiError):
@@ -150,7 +150,8 @@ class Api:
     ) -> Json:
         """Merge a change into an object: null removes a field, lists are replaced whole.
 
-        With `metadata.resourceVersion` in the change, only that version is changed (else Conflict).
+        With `metadata.uid` in the change only that object is changed, and with
+        `metadata.resourceVersion` only that version (else Conflict).
         """
         return await self._write(
             "PATCH",
@@ -166,7 +167,8 @@ class Api:
     ) -> Json:
         """Replace the status of the object with this uid (else Conflict).
 
-        The API server compares no uid in a merge patch of a status.
+        The API server compares no uid in a merge patch of a status, and does not say what failed
+        in a JSON patch.
         """
         change: list[Json] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
@@ -178,7 +180,7 @@ class Api:
             return await self._write(
                 "PATCH", "patch", path, change, content=JSON_PATCH, query=query
             )
-        except Invalid as error:  # its text does not say that it was the test that failed
+        except Invalid as error:
             found = await self.get(type, namespace, name)
             if found["metadata"]["uid"] == uid:
                 raise
@@ -274,15 +276,19 @@ class Api:
 
 
 def _error_of(status: int, data: bytes, retry_after: str | None) -> ApiError:
+    fields: list[object] = []
     try:
         said = json.loads(data)
         reason, message = str(said.get("reason") or ""), str(said.get("message") or "")
-    except (ValueError, AttributeError):
+        fields += [each.get("field") for each in (said.get("details") or {}).get("causes") or ()]
+    except (ValueError, AttributeError, TypeError):
         reason, message = "", data[:500].decode("utf-8", "replace")
     match status:
         case 404 | 410:
             return NotFound(status, reason, message)
         case 409:
+            return Conflict(status, reason, message)
+        case 422 if "metadata.uid" in fields:  # a merge patch of an object with another uid
             return Conflict(status, reason, message)
         case 401 | 403:
             return Forbidden(status, reason, message)
