@@ -1,10 +1,11 @@
-"""Limits of fuzzers beside wrong answers: resident memory, and the time of one input."""
+"""The loop of fuzzers, and limits beside wrong answers: memory, and the time of one input."""
 
 from __future__ import annotations
 
+import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,9 @@ MAX_GROWN_BYTES = 96 << 20
 
 MAX_STEP_S = 0.5
 """CPU time of one input with all its processing: no other client is served meanwhile."""
+
+Check = Callable[[random.Random], bool]
+"""Makes an input, checks what comes out, and returns whether the input was accepted."""
 
 
 class Bounds:
@@ -45,6 +49,41 @@ class Bounds:
         self.look()
         step_ms, grown = self.longest_s * 1_000, self.grown_bytes / (1 << 20)
         return f"longest step {step_ms:.0f} ms, memory grew by {grown:.0f} MiB"
+
+
+def fuzz(
+    checks: Sequence[Check],
+    seconds: float,
+    seed: int,
+    max_inputs: int | None = None,
+    bounds: Bounds | None = None,
+) -> tuple[int, int]:
+    """Run checks in turn; return how many inputs were tried and how many were accepted.
+
+    A check makes an input from its source alone: a seed and a number find it again.
+    """
+    bounds = bounds or Bounds()
+    ends_at = time.monotonic() + seconds
+    tried = accepted = 0
+    while time.monotonic() < ends_at and (max_inputs is None or tried < max_inputs):
+        check = checks[tried % len(checks)]
+        source = random.Random(f"{seed} {tried}")
+        try:
+            with bounds.step():
+                accepted += check(source)
+        except BaseException:
+            sys.stderr.write(f"seed {seed}, input {tried}, {check.__name__}\n")
+            raise
+        tried += 1
+    return tried, accepted
+
+
+def fuzz_program(checks: Sequence[Check]) -> None:
+    """Run checks as the arguments of the program say, and print what was tried."""
+    seconds, seed = program_arguments()
+    bounds = Bounds()
+    tried, accepted = fuzz(checks, seconds, seed, bounds=bounds)
+    sys.stdout.write(f"{tried} requests, {accepted} accepted, seed {seed}, {bounds}\n")
 
 
 def program_arguments() -> tuple[float, int]:

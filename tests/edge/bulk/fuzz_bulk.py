@@ -11,9 +11,7 @@ import json
 import random
 import re
 import struct
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 from pydantic import BaseModel
@@ -34,10 +32,9 @@ from postbus.edge.bulk.arrow_stream import END_OF_STREAM, ArrowStream
 from postbus.edge.bulk.requests import ANSWERS, BulkError, parse, read_body, refusal_of
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.bulk_reads import Columns
-from tests.fuzz_bounds import Bounds, program_arguments
+from tests.fuzz_bounds import fuzz_program
 from tests.text_damages import damaged
 
-SLOW_SECONDS = 1.0
 METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "")
 
 ADDRESSES = [
@@ -210,37 +207,8 @@ def packed(code: str, numbers: Sequence[int]) -> bytes:
     return b"".join(struct.pack(code, number) for number in numbers)
 
 
-CHECKS: tuple[Callable[[random.Random], bool], ...] = (check_address, check_body, check_stream)
-
-
-def fuzz(
-    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
-) -> tuple[int, int]:
-    """Return how many inputs were tried and how many were accepted."""
-    bounds = bounds or Bounds()
-    ends_at = time.monotonic() + seconds
-    tried = accepted = 0
-    while time.monotonic() < ends_at and (max_inputs is None or tried < max_inputs):
-        check = CHECKS[tried % len(CHECKS)]
-        source = random.Random(f"{seed} {tried}")
-        started = time.process_time()
-        try:
-            with bounds.step():
-                accepted += check(source)
-        except BaseException:
-            sys.stderr.write(f"seed {seed}, input {tried}, {check.__name__}\n")
-            raise
-        assert time.process_time() - started < SLOW_SECONDS, (seed, tried)
-        tried += 1
-    return tried, accepted
-
-
-def main() -> None:
-    seconds, seed = program_arguments()
-    bounds = Bounds()
-    tried, accepted = fuzz(seconds, seed, bounds=bounds)
-    sys.stdout.write(f"{tried} requests, {accepted} accepted, seed {seed}, {bounds}\n")
+CHECKS = (check_address, check_body, check_stream)
 
 
 if __name__ == "__main__":
-    main()
+    fuzz_program(CHECKS)

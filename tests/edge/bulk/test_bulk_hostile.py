@@ -36,9 +36,10 @@ from tests.edge.bulk.bulk_client import (
     table_of,
     wait_until,
 )
-from tests.edge.bulk.fuzz_bulk import check_stream, fuzz
+from tests.edge.bulk.fuzz_bulk import CHECKS, check_stream
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.http_client import HttpClient, token_of
+from tests.fuzz_bounds import fuzz
 
 GROUP = "/{queue}/$bulk/groups/lake"
 ROWS = "/{queue}/$bulk/rows?group=lake&epoch=1&partition={partition}&from=0&to=9"
@@ -472,6 +473,6 @@ def test_streams_do_not_import_pandas() -> None:
 @pytest.mark.slow
 def test_fuzzed_requests_are_refused_and_rows_are_read_as_they_were() -> None:
     check_stream(random.Random(0))  # imports Arrow, which takes longer than any input
-    tried, accepted = fuzz(seconds=10, seed=7)
+    tried, accepted = fuzz(CHECKS, seconds=10, seed=7)
     assert tried > 600
     assert accepted > tried / 3

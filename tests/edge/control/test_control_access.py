@@ -64,16 +64,6 @@ NAMES = {
 }
 
 
-@pytest.fixture(scope="module")
-def running(
-    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlledBus]:
-    make_database(postgres_server, "control_access", template=TEMPLATE)
-    store = dsn_of(postgres_server, "control_access")
-    with controlled_bus(store, tmp_path_factory.mktemp("control")) as bus:
-        yield bus
-
-
 @pytest.fixture
 def api(running: ControlledBus) -> Caller:
     running.caller.texts.clear()

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
 
-from postbus.process.embedded import EmbeddedPostgres
-from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import WAIT_S, Caller, ControlledBus, controlled_bus, path_of
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def running(
-    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlledBus]:
-    make_database(postgres_server, "control_bulk", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("control")
-    with controlled_bus(dsn_of(postgres_server, "control_bulk"), folder) as bus:
-        yield bus
-
-
-@pytest.fixture
-def api(running: ControlledBus) -> Caller:
-    return running.caller
 
 
 def make_topic(api: Caller, topic: str, *subscriptions: str) -> None:

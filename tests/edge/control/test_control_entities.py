@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,35 +15,12 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from postbus.contract.control import SubscriptionDefinition, applied_hash
 from postbus.contract.entities import QueueProperties, SubscriptionProperties
-from postbus.process.embedded import EmbeddedPostgres
-from tests.conftest import TEMPLATE, dsn_of, make_database
-from tests.edge.control.control_bus import WAIT_S, Caller, ControlledBus, controlled_bus, path_of
+from tests.edge.control.control_bus import WAIT_S, Caller, ControlledBus, path_of
 
 pytestmark = pytest.mark.slow
 
-NAMES = (f"entity-{number}" for number in itertools.count(1))
 SQL_RULE = {"name": "big", "sqlFilter": {"sqlExpression": "size > 10"}}
 RED_RULE = {"name": "red", "correlationFilter": {"properties": {"colour": "red"}}}
-
-
-@pytest.fixture(scope="module")
-def running(
-    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlledBus]:
-    make_database(postgres_server, "control_entities", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("control")
-    with controlled_bus(dsn_of(postgres_server, "control_entities"), folder) as bus:
-        yield bus
-
-
-@pytest.fixture
-def api(running: ControlledBus) -> Caller:
-    return running.caller
-
-
-@pytest.fixture
-def name() -> str:
-    return next(NAMES)
 
 
 # --- queues and topics --------------------------------------------------------------------------
@@ -102,7 +77,7 @@ def test_hash_is_that_of_the_definition_in_any_process(api: Caller, name: str) -
     assert put.body["appliedHash"] == applied_hash(known)
     assert re.fullmatch(r"[0-9a-f]{64}", applied_hash(known))
     assert applied_hash(known.model_copy(update={"max_delivery_count": 4})) != applied_hash(known)
-    other = api.put(path_of("queues", next(NAMES)), {**body, "lockDuration": "PT1M30S"})
+    other = api.put(path_of("queues", f"{name}-again"), {**body, "lockDuration": "PT1M30S"})
     assert other.body["appliedHash"] == put.body["appliedHash"]
 
 

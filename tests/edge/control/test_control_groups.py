@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from postbus.process.embedded import EmbeddedPostgres
-from tests.conftest import TEMPLATE, dsn_of, make_database
-from tests.edge.control.control_bus import Caller, ControlledBus, controlled_bus, path_of
+from tests.edge.control.control_bus import Caller, path_of
 
 pytestmark = pytest.mark.slow
 
-NAMES = (f"queue-{number}" for number in itertools.count(1))
 GROUPS = "/v1/reader-groups"
-
-
-@pytest.fixture(scope="module")
-def running(
-    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlledBus]:
-    make_database(postgres_server, "control_groups", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("control")
-    with controlled_bus(dsn_of(postgres_server, "control_groups"), folder) as bus:
-        yield bus
-
-
-@pytest.fixture
-def api(running: ControlledBus) -> Caller:
-    return running.caller
-
-
-@pytest.fixture
-def queue(api: Caller) -> str:
-    name = next(NAMES)
-    assert api.put(path_of("queues", name), {}).status == 201
-    return name
 
 
 def listed(api: Caller, queue: str) -> list[dict[str, Any]]:
@@ -65,8 +38,7 @@ def test_a_group_is_created_once_listed_and_deleted(api: Caller, queue: str) -> 
     assert [each["subQueue"] for each in listed(api, queue)] == ["deadLetter"]
 
 
-def test_a_partitioned_queue_has_one_group_over_all_partitions(api: Caller) -> None:
-    name = next(NAMES)
+def test_a_partitioned_queue_has_one_group_over_all_partitions(api: Caller, name: str) -> None:
     assert api.put(path_of("queues", name), {"enablePartitioning": True}).status == 201
     assert api.post(f"{GROUPS}/create", {"entity": name, "name": "lake"}).status == 201
     assert [each["name"] for each in listed(api, name)] == ["lake"]
@@ -118,7 +90,7 @@ def test_a_wrong_group_is_refused(
 
 
 def test_a_topic_and_a_forwarding_queue_have_no_groups(api: Caller, queue: str) -> None:
-    topic, forwarding = next(NAMES), next(NAMES)
+    topic, forwarding = f"{queue}-topic", f"{queue}-forwarding"
     assert api.put(path_of("topics", topic), {}).status == 201
     assert api.put(path_of("queues", forwarding), {"forwardTo": queue}).status == 201
     for name in (topic, forwarding):

@@ -5,49 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from postbus.process.embedded import EmbeddedPostgres
-from tests.conftest import TEMPLATE, dsn_of, make_database
-from tests.edge.control.control_bus import (
-    WAIT_S,
-    Caller,
-    ControlledBus,
-    ControlResponse,
-    controlled_bus,
-    path_of,
-)
+from tests.edge.control.control_bus import WAIT_S, Caller, ControlledBus, ControlResponse, path_of
 
 pytestmark = pytest.mark.slow
-
-NAMES = (f"entity-{number}" for number in itertools.count(1))
-
-
-@pytest.fixture(scope="module")
-def store(postgres_server: EmbeddedPostgres) -> str:
-    make_database(postgres_server, "control_history", template=TEMPLATE)
-    return dsn_of(postgres_server, "control_history")
-
-
-@pytest.fixture(scope="module")
-def running(store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlledBus]:
-    with controlled_bus(store, tmp_path_factory.mktemp("control")) as bus:
-        yield bus
-
-
-@pytest.fixture
-def api(running: ControlledBus) -> Caller:
-    return running.caller
-
-
-@pytest.fixture
-def name() -> str:
-    return next(NAMES)
 
 
 def send(running: ControlledBus, queue: str, *bodies: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,39 +12,14 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 
 from postbus.message.codec import Described, Symbol, Timestamp, Ulong, encode_value
-from postbus.process.embedded import EmbeddedPostgres
-from tests.conftest import TEMPLATE, dsn_of, make_database
-from tests.edge.control.control_bus import Caller, ControlledBus, controlled_bus, path_of
+from tests.edge.control.control_bus import Caller, ControlledBus, path_of
 from tests.edge.raw_client import ACCEPTED, RawClient, message
 
 pytestmark = pytest.mark.slow
 
-NAMES = (f"queue-{number}" for number in itertools.count(1))
 PEEK, DELETE, PURGE, RESEND = (
     f"/v1/messages/{each}" for each in ("peek", "delete", "purge", "resend")
 )
-
-
-@pytest.fixture(scope="module")
-def running(
-    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlledBus]:
-    make_database(postgres_server, "control_messages", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("control")
-    with controlled_bus(dsn_of(postgres_server, "control_messages"), folder) as bus:
-        yield bus
-
-
-@pytest.fixture
-def api(running: ControlledBus) -> Caller:
-    return running.caller
-
-
-@pytest.fixture
-def queue(api: Caller) -> str:
-    name = next(NAMES)
-    assert api.put(path_of("queues", name), {}).status == 201
-    return name
 
 
 def send(running: ControlledBus, queue: str, *messages: ServiceBusMessage) -> None:

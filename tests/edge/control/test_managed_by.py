@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -16,28 +14,7 @@ from tests.edge.control.control_bus import Caller, ControlledBus, controlled_bus
 
 pytestmark = pytest.mark.slow
 
-NAMES = (f"managed-{number}" for number in itertools.count(1))
 MARK = "postbus.dev/shop/orders 6f1c"
-
-
-@pytest.fixture(scope="module")
-def running(
-    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlledBus]:
-    make_database(postgres_server, "managed_by", template=TEMPLATE)
-    folder = tmp_path_factory.mktemp("managed")
-    with controlled_bus(dsn_of(postgres_server, "managed_by"), folder) as bus:
-        yield bus
-
-
-@pytest.fixture
-def api(running: ControlledBus) -> Caller:
-    return running.caller
-
-
-@pytest.fixture
-def name() -> str:
-    return next(NAMES)
 
 
 def by(path: str, mark: str) -> str:

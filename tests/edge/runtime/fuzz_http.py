@@ -11,9 +11,6 @@ import json
 import math
 import random
 import re
-import sys
-import time
-from collections.abc import Callable
 
 from postbus.edge.runtime.answers import body_of, headers_of, location_path
 from postbus.edge.runtime.messages import BadMessage, batch_message, batch_of, single_message
@@ -24,11 +21,10 @@ from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 from postbus.message.sections import slice_message
-from tests.fuzz_bounds import Bounds, program_arguments
+from tests.fuzz_bounds import fuzz_program
 from tests.message import fuzz_message
 from tests.text_damages import damaged
 
-SLOW_SECONDS = 1.0
 CLEAN = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
 METHODS = ("POST", "DELETE", "PUT", "GET", "")
 
@@ -167,42 +163,8 @@ def check_shown(envelope: Envelope) -> None:
     assert isinstance(body_of(envelope), bytes)
 
 
-CHECKS: tuple[Callable[[random.Random], bool], ...] = (
-    check_address,
-    check_message,
-    check_batch,
-    check_foreign,
-)
-
-
-def fuzz(
-    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
-) -> tuple[int, int]:
-    """Return how many inputs were tried and how many were accepted."""
-    bounds = bounds or Bounds()
-    ends_at = time.monotonic() + seconds
-    tried = accepted = 0
-    while time.monotonic() < ends_at and (max_inputs is None or tried < max_inputs):
-        check = CHECKS[tried % len(CHECKS)]
-        source = random.Random(f"{seed} {tried}")
-        started = time.process_time()
-        try:
-            with bounds.step():
-                accepted += check(source)
-        except BaseException:
-            sys.stderr.write(f"seed {seed}, input {tried}, {check.__name__}\n")
-            raise
-        assert time.process_time() - started < SLOW_SECONDS, (seed, tried)
-        tried += 1
-    return tried, accepted
-
-
-def main() -> None:
-    seconds, seed = program_arguments()
-    bounds = Bounds()
-    tried, accepted = fuzz(seconds, seed, bounds=bounds)
-    sys.stdout.write(f"{tried} requests, {accepted} accepted, seed {seed}, {bounds}\n")
+CHECKS = (check_address, check_message, check_batch, check_foreign)
 
 
 if __name__ == "__main__":
-    main()
+    fuzz_program(CHECKS)

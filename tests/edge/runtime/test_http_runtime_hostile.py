@@ -13,8 +13,9 @@ import pytest
 
 from tests.edge.bus_thread import BusThread
 from tests.edge.http_client import BATCH_TYPE, HttpClient
-from tests.edge.runtime.fuzz_http import fuzz
+from tests.edge.runtime.fuzz_http import CHECKS
 from tests.edge.runtime.test_http_runtime import wait_for_receives
+from tests.fuzz_bounds import fuzz
 
 TOKEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
@@ -238,6 +239,6 @@ async def test_many_receive_at_once_and_each_message_once(http: HttpClient, queu
 
 @pytest.mark.slow
 def test_fuzzed_requests_are_refused_or_become_messages() -> None:
-    tried, accepted = fuzz(seconds=60, seed=7, max_inputs=6_000)
+    tried, accepted = fuzz(CHECKS, seconds=60, seed=7, max_inputs=6_000)
     assert tried == 6_000
     assert accepted > 500
