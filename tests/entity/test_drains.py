@@ -234,6 +234,9 @@ def test_deferred_messages_are_left_out_and_counted() -> None:
     drain = Drain(rig).create()
     assert drain.listed().deferred == 1
     assert drain.plan() == ["a", "c"]
+    [deferred] = set(range(*drain.keys())) - set(drain.keys())
+    reply = rig.apply(RejectRows(*drain.place, drain.epoch, [deferred], "x", ""))
+    assert reply == RowsRejected(0, [], {})
     drain.settle()
     rig.crash()
     assert rig.peek_names() == ["b"]
