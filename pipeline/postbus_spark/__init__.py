@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from postbus_spark.batches import read_batches as read_batches
+    from postbus_spark.rejects import reject_messages as reject_messages
     from postbus_spark.source import PostbusSource as PostbusSource
 
-__all__ = ["PostbusSource", "read_batches"]
+__all__ = ["PostbusSource", "read_batches", "reject_messages"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> object:
         from postbus_spark.batches import read_batches
 
         return read_batches
+    if name == "reject_messages":
+        from postbus_spark.rejects import reject_messages
+
+        return reject_messages
     if name == "PostbusSource":
         from postbus_spark.source import PostbusSource
 

@@ -20,6 +20,8 @@ from postbus.contract.bulk import (
     PlanRanges,
     ReadableRanges,
     ReaderGroup,
+    RejectedMessages,
+    RejectMessages,
     SettlePlan,
 )
 from postbus_spark.errors import UnknownRows
@@ -68,19 +70,23 @@ class GroupClient:
     def claim(self) -> ReaderGroup:
         """Claim the group; an earlier reader is refused from then on."""
         reader = f"{socket.gethostname()}, process {os.getpid()}"[:MAX_READER_CHARS]
-        return self._post(
-            "claim", ClaimReaderGroup(sub_queue=self._options.sub_queue, reader=reader)
-        )
+        body = ClaimReaderGroup(sub_queue=self._options.sub_queue, reader=reader)
+        return self._post("claim", body, ReaderGroup)
 
     def plan(self, epoch: int, ranges: Mapping[int, tuple[int, int]]) -> ReaderGroup:
         """Plan to read ranges, which settles the plan before."""
         body = PlanRanges(sub_queue=self._options.sub_queue, epoch=epoch, ranges=dict(ranges))
-        return self._post("plan", body)
+        return self._post("plan", body, ReaderGroup)
 
     def settle(self, epoch: int, number: int) -> ReaderGroup:
         """Record that a plan is processed."""
         body = SettlePlan(sub_queue=self._options.sub_queue, epoch=epoch, number=number)
-        return self._post("settle", body)
+        return self._post("settle", body, ReaderGroup)
+
+    def reject(self, body: RejectMessages) -> RejectedMessages:
+        """Dead-letter messages of the planned range."""
+        body = body.model_copy(update={"sub_queue": self._options.sub_queue})
+        return self._post("reject", body, RejectedMessages)
 
     def offset(self, found: ReadableRanges | ReaderGroup, positions: Mapping[int, int]) -> Offset:
         return Offset(self._options.offset_entity, found.generation, dict(positions))
@@ -111,10 +117,9 @@ class GroupClient:
     def _get(self, model: type[Model], target: str) -> Model:
         return _read(model, call(self._bus, "GET", target, self.token()))
 
-    def _post(self, action: str, body: BaseModel) -> ReaderGroup:
+    def _post(self, action: str, body: BaseModel, model: type[Model]) -> Model:
         sent = body.model_dump(mode="json", by_alias=True)
-        path = self._group_path(action)
-        return _read(ReaderGroup, call(self._bus, "POST", path, self.token(), sent))
+        return _read(model, call(self._bus, "POST", self._group_path(action), self.token(), sent))
 
 
 def _read(model: type[Model], said: bytes) -> Model:

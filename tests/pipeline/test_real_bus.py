@@ -16,7 +16,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from pyspark import cloudpickle
 
 from postbus.contract.entities import Right
-from postbus_spark import read_batches
+from postbus_spark import read_batches, reject_messages
 from postbus_spark.errors import (
     BusRestored,
     EntityNotFound,
@@ -24,6 +24,7 @@ from postbus_spark.errors import (
     Fenced,
     GroupNotFound,
     InvalidOption,
+    InvalidRequest,
     NotAllowed,
     PostbusSparkError,
     StaleCheckpoint,
@@ -246,6 +247,42 @@ def test_a_drain_takes_messages_out_of_the_queue(bus: BusThread, tmp_path: Path)
             rows(lake, **more)
     with pytest.raises(InvalidOption, match="is a drain, not a tap"):
         stream(lake, mode="tap").initialOffset()
+
+
+def test_rejected_messages_of_a_drain_are_dead_letters(lake: Lake) -> None:
+    lake.send(b"x")
+    reader = stream(lake)
+    start = reader.initialOffset()
+    [place] = places(reader, start, latest(reader, start))
+    with pytest.raises(NotAllowed, match="tap"):
+        reject_messages([place], reason="x", **lake.options())
+    other = Lake(lake.bus, lake.bus.queue(), lake.folder)
+    other.send(b"a", b"b", b"c")
+    other.create(kind="drain")
+    reader = stream(other)
+    start = reader.initialOffset()
+    end = latest(reader, start)
+    assert read(reader, start, end) == [b"a", b"b", b"c"]
+    _, place, _ = places(reader, start, end)
+    options = other.options()
+    assert reject_messages([place], reason="NoPrice", description="why", **options) == 1
+    assert reject_messages([place], reason="NoPrice", **options) == 0
+    assert read(reader, start, end) == [b"a", b"b", b"c"]
+    reader.commit(end)
+    counts = lake.bus.counts(other.entity)
+    assert (counts.active, counts.dead_letter) == (0, 1)
+    with pytest.raises(InvalidRequest, match="planned range"):
+        reject_messages([place], reason="NoPrice", **options)
+
+
+def places(reader: StreamReader, start: Json, end: Json) -> list[tuple[int, int]]:
+    """Return partition and position of the messages of a batch."""
+    return [
+        (row["partition"], row["position"])
+        for task in reader.partitions(start, end)
+        for batch in reader.read(task)
+        for row in batch.to_pylist()
+    ]
 
 
 def test_a_lost_checkpoint_repeats_the_last_range_under_its_number(lake: Lake) -> None:

@@ -343,10 +343,36 @@ def test_the_program_of_the_guide_works(
     lake.create()
     lake.send(b"from the guide", subject="news")
     guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    [program] = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     program = program.replace("/run/secrets/postbus/connection-string", lake.connection_file())
     program = program.replace("/checkpoints/lake", str(tmp_path / "checkpoint"))
     exec(compile(program, "spark.md", "exec"), {})
     shown = capsys.readouterr().out
     assert re.search(r"news *\| +1\|", shown)
     assert "from the guide" in shown
+
+
+def test_a_drain_rejects_what_the_guide_rejects(
+    spark: SparkSession, bus: BusThread, tmp_path: Path
+) -> None:
+    lake = Lake(bus, bus.queue(), tmp_path)
+    lake.send(b"good", b"better", subject="news")
+    lake.send(b"bad")
+    lake.create(kind="drain")
+    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
+    _, program = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"options": lake.options()}
+    program = program.replace("/lake/orders", str(tmp_path / "table"))
+    exec(compile(program, "spark.md", "exec"), names)
+    for _ in range(2):
+        stream = spark.readStream.format("postbus").options(**lake.options()).load()
+        query = (
+            stream.writeStream.foreachBatch(names["each_batch"])
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert sorted(bytes(row.body) for row in table.collect()) == [b"better", b"good"]
+    assert bus.counts(lake.entity).dead_letter == 1
