@@ -16,6 +16,7 @@ from postbus.entity.group_commands import (
     FollowHome,
     GroupDropped,
     GroupKind,
+    Limits,
     ListRanges,
     Plan,
     PlanRange,
@@ -25,6 +26,7 @@ from postbus.entity.group_commands import (
     SettleRange,
 )
 from postbus.entity.groups import MAX_GROUPS
+from postbus.entity.outcomes import Outcome
 from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, message
 from tests.entity.topics.topic_rig import topic_rig
 from tests.entity.transfer.forward_rig import Bus
@@ -82,6 +84,33 @@ def test_a_group_begins_where_it_was_asked_to_and_is_created_once() -> None:
     assert first == Cursor(TAP, 0, "", end, None, end, rig.now_ms)
     assert cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0))) == first
     assert cursor_of(rig.apply(PutGroup(QUEUE, DLQ, "lake", TAP, 0))).settled == 0
+
+
+def test_limits_are_those_of_the_last_request_that_has_some() -> None:
+    rig = Rig()
+    first, second = Limits(max_bytes=7, drops=True), Limits(max_age_ms=9, parts=2)
+    at = cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0, first)))
+    assert at == Cursor(TAP, 0, "", 0, None, first)
+    created(rig)
+    epoch = claimed(rig).epoch
+    for same in (None, first):
+        assert cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0, same))).limits == first
+        written = rig.results[-1]
+        assert isinstance(written, Outcome)
+        assert written.mutations == [], "a repeated request writes nothing"
+    changed = cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0, second)))
+    assert (changed.limits, changed.epoch, changed.reader) == (second, epoch, "driver")
+    rig.crash()
+    assert cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0))) == changed
+    assert cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0, Limits()))).limits == Limits()
+
+
+def test_other_limits_move_no_group() -> None:
+    rig = Rig()
+    rig.send("a")
+    created(rig)
+    rig.apply(PutGroup(*PLACE, TAP, None, Limits(max_bytes=7)))
+    assert not rig.tables.cursors[QUEUE, ACTIVE, "lake"].is_placed
 
 
 def test_messages_lie_below_the_next_position_and_later_ones_do_not() -> None:

@@ -24,6 +24,7 @@ from postbus.entity.outcomes import (
 )
 from postbus.store import retention as retention_module
 from postbus.store.errors import Connection, Fenced
+from postbus.store.pinned import BY_INDEX
 from postbus.store.postgres import Store
 from postbus.store.upkeep_limits import UpkeepLimits
 from tests.store.driving import (
@@ -490,7 +491,7 @@ async def test_chunks_come_from_the_index(store: Store, database: str) -> None:
         for number, value in enumerate(("1", "30000", "10", "0"), start=1):
             sql = sql.replace(f"${number}", value)
         async with look.transaction():
-            await look.execute(retention_module.BY_INDEX)
+            await look.execute(BY_INDEX)
             plan = "\n".join(row[0] for row in await look.fetch(f"explain {sql}"))
         assert "Index Scan using settled_time" in plan
         assert "Sort" not in plan

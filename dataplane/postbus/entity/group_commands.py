@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from postbus.entity.expects import Expects
 
@@ -51,6 +51,28 @@ class Plan(NamedTuple):
         return end if self.is_settled else first
 
 
+class Limits(NamedTuple):
+    """Bounds of what a group keeps: settled messages at or above its settled position.
+
+    `max_bytes`: of all partitions, which divide it into `parts`. `max_age_ms`: since a message was
+    settled. None: no bound. `drops`: beyond a bound the group lets go of its oldest messages;
+    otherwise it is shown, and nothing is deleted.
+    """
+
+    max_bytes: int | None = None
+    max_age_ms: int | None = None
+    drops: bool = False
+    parts: int = 1
+
+    @property
+    def share_bytes(self) -> int | None:
+        """Bound of one partition."""
+        return None if self.max_bytes is None else self.max_bytes // self.parts
+
+
+NO_LIMITS: Final = Limits()
+
+
 class Cursor(NamedTuple):
     """A group in one partition.
 
@@ -67,6 +89,7 @@ class Cursor(NamedTuple):
     plan: Plan | None
     planned: int = 0
     placed_ms: int = 0
+    limits: Limits = NO_LIMITS
 
 
 # --- replies ------------------------------------------------------------------------------------
@@ -143,7 +166,8 @@ class PutGroup(Expects[CursorAt]):
 
     What was deleted from `start` on is not missing for it: it begins with what is left.
 
-    Its first `ResetGroup` gives the home a plan.
+    Its first `ResetGroup` gives the home a plan. `limits` replace those of an existing group; None
+    keeps them.
     """
 
     entity_no: int
@@ -151,6 +175,7 @@ class PutGroup(Expects[CursorAt]):
     name: str
     kind: GroupKind
     start: int | None
+    limits: Limits | None = None
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from postbus.entity.commands import Refusal, Refused, SubQueue
 from postbus.entity.group_commands import (
+    NO_LIMITS,
     ClaimGroup,
     Cursor,
     CursorAt,
@@ -40,6 +41,9 @@ MAX_GROUPS: Final = 32
 NOT_FOUND: Final = "create it first: postbus groups create"
 UNDRAINED: Final = Refused(
     Refusal.BUSY, "messages that the group has settled are still being removed: try again"
+)
+LIMITED_DRAIN: Final = Refused(
+    Refusal.ARGUMENT_OUT_OF_RANGE, "limits are for taps: a drain keeps no messages for itself"
 )
 WHOLE_DRAIN: Final = Refused(
     Refusal.ARGUMENT_OUT_OF_RANGE,
@@ -105,12 +109,18 @@ class ReaderGroups:
     # --- commands -------------------------------------------------------------------------------
 
     def put(self, command: PutGroup, next_position: int) -> CursorAt | Refused:
-        """Create a cursor, or return the existing one."""
+        """Create a cursor, or return the existing one, with other limits if some are given."""
         known = self.find(command.sub_queue, command.name)
+        if command.kind is GroupKind.DRAIN and command.limits not in (None, NO_LIMITS):
+            return LIMITED_DRAIN
         if known is not None:
-            if known.kind is command.kind:
+            if known.kind is not command.kind:
+                text = f"the reader group {command.name} is of another kind"
+                return Refused(Refusal.CONFLICT, text)
+            if command.limits is None or command.limits == known.limits:
                 return CursorAt(known)
-            return Refused(Refusal.CONFLICT, f"the reader group {command.name} is of another kind")
+            limited = known._replace(limits=command.limits)
+            return self._write(command.sub_queue, command.name, limited, is_placed=False)
         if len(self._cursors) >= MAX_GROUPS:
             return Refused(
                 Refusal.QUOTA_EXCEEDED, f"an entity has at most {MAX_GROUPS} reader groups"
@@ -121,7 +131,16 @@ class ReaderGroups:
         start = next_position if command.start is None else min(command.start, next_position)
         if command.kind is GroupKind.DRAIN and start:
             return WHOLE_DRAIN
-        cursor = Cursor(command.kind, 0, "", start, None, start, self._context.now_ms)
+        cursor = Cursor(
+            command.kind,
+            0,
+            "",
+            start,
+            None,
+            planned=start,
+            placed_ms=self._context.now_ms,
+            limits=command.limits or NO_LIMITS,
+        )
         return self._write(command.sub_queue, command.name, cursor, is_placed=True)
 
     def drop(self, command: DropGroup) -> GroupDropped:
@@ -213,7 +232,9 @@ def _reset(cursor: Cursor, positions: Mapping[int, int], partition_id: int, now_
     ranges = {partition: (position, position) for partition, position in positions.items()}
     plan = Plan(number, ranges, epoch, 0, is_settled=True)
     settled = plan.settled_at(partition_id)
-    return Cursor(cursor.kind, epoch, "", settled, plan, settled, now_ms)
+    return cursor._replace(
+        epoch=epoch, reader="", settled=settled, plan=plan, planned=settled, placed_ms=now_ms
+    )
 
 
 def _following(cursor: Cursor, command: FollowHome, now_ms: int) -> Cursor | Refused:
@@ -224,8 +245,12 @@ def _following(cursor: Cursor, command: FollowHome, now_ms: int) -> Cursor | Ref
     if command.epoch == cursor.epoch:
         settled, planned = max(settled, cursor.settled), max(planned, cursor.planned)
     placed_ms = now_ms if command.is_placed and command.epoch > cursor.epoch else cursor.placed_ms
-    return Cursor(
-        cursor.kind, command.epoch, command.reader, settled, cursor.plan, planned, placed_ms
+    return cursor._replace(
+        epoch=command.epoch,
+        reader=command.reader,
+        settled=settled,
+        planned=planned,
+        placed_ms=placed_ms,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, assert_never
 
 from postbus.entity.commands import Death, SubQueue
-from postbus.entity.group_commands import Cursor, Plan
+from postbus.entity.group_commands import NO_LIMITS, Cursor, Limits, Plan
 from postbus.entity.outcomes import (
     DropCursor,
     DropDefinition,
@@ -325,6 +325,7 @@ class BatchChanges:
             "group_placed_ms": [cursor.placed_ms for cursor in put.values()],
             "group_placed": [name in self._placed for name in put],
             "group_plans": [_plan_json(cursor.plan) for cursor in put.values()],
+            "group_limits": [_limits_json(cursor.limits) for cursor in put.values()],
             "groupless_nos": [name[0] for name in dropped],
             "groupless_queues": [int(name[1]) for name in dropped],
             "groupless_names": [name[2] for name in dropped],
@@ -374,6 +375,10 @@ def _rules_json(definition: PutDefinition) -> str:
 
 def _plan_json(plan: Plan | None) -> str | None:
     return None if plan is None else json.dumps(plan._asdict())
+
+
+def _limits_json(limits: Limits) -> str | None:
+    return None if limits == NO_LIMITS else json.dumps(limits._asdict())
 
 
 def _size(record: RecordSize | None) -> int | None:

@@ -17,7 +17,7 @@ from typing import Final
 import asyncpg
 
 from postbus.entity.commands import SubQueue
-from postbus.entity.group_commands import Cursor, GroupKind, Plan
+from postbus.entity.group_commands import NO_LIMITS, Cursor, GroupKind, Limits, Plan
 from postbus.entity.outcomes import (
     LoadedPartition,
     PutCursor,
@@ -70,7 +70,7 @@ with groupless as (
 delete from low_mark m where not exists (select from entity e where e.entity_no = m.entity_no)
 """
 GROUPS: Final = """
-select entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms
+select entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms, limits
 from reader_group
 order by entity_no, sub_queue, name
 """
@@ -91,9 +91,10 @@ def _put_cursor(row: asyncpg.Record) -> PutCursor:
         stored = json.loads(row["plan"])
         ranges = {int(name): (first, end) for name, (first, end) in stored.pop("ranges").items()}
         plan = Plan(ranges=ranges, **stored)
+    limits = NO_LIMITS if row["limits"] is None else Limits(**json.loads(row["limits"]))
     cursor = Cursor(
         GroupKind(row["kind"]), row["epoch"], row["reader"], row["settled"], plan,
-        row["planned"], row["placed_ms"],
+        row["planned"], row["placed_ms"], limits,
     )  # fmt: skip
     return PutCursor(row["entity_no"], SubQueue(row["sub_queue"]), row["name"], cursor)
 

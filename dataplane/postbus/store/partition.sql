@@ -180,6 +180,7 @@ create table reader_group (
     base bigint not null default 0,
     planned bigint not null default 0,
     placed_ms bigint not null default 0,
+    limits jsonb,
     constraint reader_group_pkey primary key (entity_no, sub_queue, name)
 ) with (fillfactor = 50);
 

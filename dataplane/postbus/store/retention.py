@@ -3,9 +3,9 @@
 A settled row stays in `message`; `settled` records that it is not live, the reason and the time.
 The load finds the entities with such rows, so that others cost nothing. Rows are deleted in chunks
 outside the journal, so that no commit waits for them: when their retention has ended, and every tap
-of their sub-queue has read them. The same statement raises `low_mark`, from which a reader knows
-that rows are missing. Blocks in which everything is settled are marked (`marking.py`), so that a
-load skips them. Called by `upkeep.py`.
+of their sub-queue has read them, or has let go of them (`pinned.py`). The same statement raises
+`low_mark`, from which a reader knows that rows are missing. Blocks in which everything is settled
+are marked (`marking.py`), so that a load skips them. Called by `upkeep.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from postbus.store.errors import Connection
 from postbus.store.fenced import fenced
 from postbus.store.marking import SettledParts, unpacked_keys
 from postbus.store.parts import GRANULE_BITS, MAX_KEY
+from postbus.store.pinned import BY_INDEX, PinLimits, Pinned
 from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
-from postbus.store.taps import ALL_KEYS, Pins, Taps
+from postbus.store.taps import ALL_KEYS, Pins, Place, Taps
 
 LATE_MS: Final = 60_000
 """A row may become visible later than rows settled after it: a commit takes at most seconds. Our
@@ -50,6 +51,7 @@ class SettledRows:
         self._limits = store.upkeep_limits
         self._retentions: dict[int, int] = {}
         self._taps = Taps()
+        self._pins = PinLimits(store, partition_id, epoch, self._taps, self._before_ms)
         self._entities: set[int] = set()
         self._parts = SettledParts(store, partition_id, epoch)
         self._floors: dict[int, int] = {}
@@ -97,6 +99,18 @@ class SettledRows:
                 self._taps.look_again(entity_no)
         else:
             self._retentions[entity_no] = retention_ms
+
+    def pinned(self, place: Place) -> Pinned | None:
+        """Return the last estimate of what a tap keeps, None before the first."""
+        tap = self._taps.find(place)
+        return None if tap is None else tap.pinned
+
+    async def look_at_taps(self, now_ms: int) -> bool:
+        """Estimate what taps keep, and let go of what is beyond their limits.
+
+        Returns whether more is to be done. Raises StoreUnavailable, Fenced.
+        """
+        return await self._pins.look(now_ms)
 
     async def reap(self, now_ms: int) -> tuple[int, bool]:
         """Delete expired settled rows, and all settled rows of entities without a history.
@@ -275,8 +289,6 @@ select entity_no from found where entity_no is not null
 ABOUT_ROWS: Final = """
 select greatest(reltuples, 0)::bigint from pg_class where oid = 'settled'::regclass
 """
-BY_INDEX: Final = "set local enable_seqscan = off; set local enable_bitmapscan = off"
-"""Else the planner, without good statistics of these tables, sorts all old rows per chunk."""
 _REAP: Final = """
 with old as materialized (
     select s.row_key, s.settled_ms, b.sub_queue
@@ -293,6 +305,11 @@ with old as materialized (
     where sub_queue is not null and exists (select from entity where entity_no = $1)
     group by sub_queue
     on conflict (entity_no, sub_queue) do update set low = greatest(l.low, excluded.low)
+), told as (
+    update reader_group g set base = 0
+    from (select sub_queue, max(row_key) as last_key from old group by sub_queue) as deleted
+    where g.entity_no = $1 and g.sub_queue = deleted.sub_queue and g.settled <= deleted.last_key
+      and g.base > 0
 ), unsettled as (
     delete from settled where row_key = any (array(select row_key from old))
 ), gone as (

@@ -399,9 +399,11 @@ states of a dropped entity, are deleted outside the commits (`upkeep.py`)."""
 GROUPED: Final = """
 grouped as (
     insert into reader_group as g (
-        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms, base
+        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms, limits,
+        base
     )
     select entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms,
+           limits,
            case when is_placed then coalesce(
                (select m.low from low_mark m
                 where m.entity_no = put.entity_no and m.sub_queue = put.sub_queue), 0
@@ -410,14 +412,15 @@ grouped as (
         {group_nos}::int[], {group_queues}::smallint[], {group_names}::text[],
         {group_kinds}::smallint[], {group_epochs}::bigint[], {group_readers}::text[],
         {group_settled}::bigint[], {group_plans}::jsonb[], {group_planned}::bigint[],
-        {group_placed_ms}::bigint[], {group_placed}::boolean[]
+        {group_placed_ms}::bigint[], {group_limits}::jsonb[], {group_placed}::boolean[]
     ) as put (
-        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms,
+        entity_no, sub_queue, name, kind, epoch, reader, settled, plan, planned, placed_ms, limits,
         is_placed
     )
     on conflict (entity_no, sub_queue, name) do update
     set epoch = excluded.epoch, reader = excluded.reader, settled = excluded.settled,
         plan = excluded.plan, planned = excluded.planned, placed_ms = excluded.placed_ms,
+        limits = excluded.limits,
         base = greatest(g.base, excluded.base)
 ), ungrouped as (
     delete from reader_group

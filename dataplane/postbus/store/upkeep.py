@@ -21,10 +21,12 @@ from postbus.store.changes import ALL_TIME_MS
 from postbus.store.errors import Connection
 from postbus.store.fenced import fenced
 from postbus.store.migrate import schema_of
+from postbus.store.pinned import Pinned
 from postbus.store.postgres import Store
 from postbus.store.retention import SettledRows
 from postbus.store.statements import SWEEP
 from postbus.store.sweep import SWEEP_AT, sweep_some
+from postbus.store.taps import Place
 
 P = TypeVar("P")
 
@@ -113,6 +115,10 @@ class Upkeep:
         finally:
             self._is_vacuuming = False
 
+    def pinned(self, place: Place) -> Pinned | None:
+        """Return the last estimate of what a tap keeps, None before the first."""
+        return self._settled.pinned(place)
+
     async def reap(self, now_ms: int) -> bool:
         """Delete expired settled rows, remains of dropped entities, and unreferenced bodies.
 
@@ -120,7 +126,9 @@ class Upkeep:
         never reused, so this is safe. `now_ms` is entity time. Returns whether expired settled rows
         are left, or parts to mark. Raises StoreUnavailable, Fenced.
         """
+        has_let_go = await self._settled.look_at_taps(now_ms)
         reaped, is_left = await self._settled.reap(now_ms)
+        is_left |= has_let_go
         self._deletes += reaped
         self._rows -= reaped
         is_left |= await self._settled.look()

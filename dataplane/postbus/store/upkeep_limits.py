@@ -36,7 +36,7 @@ class UpkeepLimits:
     """Keys of the parts that one statement checks for marks: 30 ms (ADR 44)."""
 
     look_s: float = 2.0
-    """Time limit of one run of marking, a fifth of the usual pause."""
+    """Time limit of one run of marking, and of one look at taps: a fifth of the usual pause."""
 
     reap_s: float = 5.0
     """Time limit of one run of reaping, after which other upkeep runs: half of the usual pause."""

@@ -60,7 +60,9 @@ from postbus.store.counters import StoreCounters
 from postbus.store.errors import Fenced, StoreUnavailable
 from postbus.store.incarnation import boottime_s
 from postbus.store.journal import Journal
+from postbus.store.pinned import Pinned
 from postbus.store.postgres import Store
+from postbus.store.taps import Place
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +213,10 @@ class Host:
     def counts(self, entity_no: int) -> Counts | None:
         """Return exact message counts, None while the partition is not loaded."""
         return None if self._state is None else self._state.counts(entity_no)
+
+    def pinned(self, place: Place) -> Pinned | None:
+        """Return the last estimate of what a reader group keeps, None before the first."""
+        return None if self._journal is None else self._journal.pinned(place)
 
     @property
     def state(self) -> PartitionState | None:
