@@ -24,11 +24,13 @@ from postbus.broker.spread.replies import away
 from postbus.entity.commands import Refusal, Refused, SubQueue
 from postbus.entity.expects import Expects, R
 from postbus.entity.group_commands import (
+    NO_LIMITS,
     ClaimGroup,
     Cursor,
     DropGroup,
     FollowHome,
     GroupKind,
+    Limits,
     ListGroups,
     ListRanges,
     PlacedCursor,
@@ -45,6 +47,7 @@ from postbus.entity.groups import WHOLE_DRAIN, end_refusal, group_fenced, group_
 from postbus.entity.message_operations import MAX_SEQUENCE_NUMBERS
 from postbus.store.bulk_reads import FIRST_ROWS, NO_ENTITY, Block, Columns, next_limit
 from postbus.store.errors import StoreError
+from postbus.store.pinned import Pinned, joined
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime | Mapping[int, int]
 
@@ -80,11 +83,17 @@ class Group:
 
 
 class ListedGroup(NamedTuple):
-    """A group with its place. `unread`: how many messages lie behind its plan at most."""
+    """A group with its place. `unread`: how many messages lie behind its plan at most.
+
+    `pinned`: the last estimate of what it keeps; `lag_s`: age of the first message that is not
+    processed, 0 without one. None: unknown.
+    """
 
     address: Address
     group: Group
     unread: int | None
+    pinned: Pinned | None
+    lag_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +158,26 @@ class BulkAccess:
             address = self._router.address_of(each.entity_no, each.sub_queue)
             if each.cursor.plan is not None and address is not None:
                 group = Group(each.name, each.cursor, each.cursor.plan)
-                unread = await self._unread(address, group, ends[_place(address)])
-                found.append(ListedGroup(address, group, unread))
+                found.append(await self._listed(address, group, ends[_place(address)]))
         away = (host.partition_id for host in self._hosts if host.partition_id not in listed)
         return sorted(found, key=lambda each: (each.address.name, each.group.name)), tuple(away)
 
-    async def unread(self, address: Address, group: Group) -> int | None:
-        """Return how many messages lie behind the plan of a group at most; None: unknown."""
+    async def listed(self, address: Address, group: Group) -> ListedGroup:
+        """Return a group as `list_groups` does."""
         try:
-            return await self._unread(address, group, await self._ends(address))
+            ends = await self._ends(address)
         except BulkRefused:
-            return None
+            ends = {}
+        return await self._listed(address, group, ends)
+
+    async def _listed(self, address: Address, group: Group, ends: Mapping[int, int]) -> ListedGroup:
+        unread = await self._unread(address, group, ends)
+        pinned, lag_s = self._pinned(address, group.name), None
+        if pinned is not None:
+            now_ms = self._home(address).clock()
+            age_ms = 0 if pinned.oldest_ms is None else now_ms - pinned.oldest_ms
+            lag_s = max(age_ms, 0) / 1_000
+        return ListedGroup(address, group, unread, pinned, lag_s)
 
     async def _unread(self, address: Address, group: Group, ends: Mapping[int, int]) -> int | None:
         """`ends`: the position behind the last message of each partition that is available."""
@@ -175,31 +193,43 @@ class BulkAccess:
             count += sum(block.end - block.first for block in blocks)
         return count
 
+    def _pinned(self, address: Address, name: str) -> Pinned | None:
+        place = (*_place(address), name)
+        parts = [host.pinned(place) for host in self._partitions(address).values()]
+        known = [part for part in parts if part is not None]
+        return joined(known) if len(known) == len(parts) else None
+
     async def put_group(
         self,
         address: Address,
         name: str,
         start: Start | None = None,
         kind: GroupKind = GroupKind.TAP,
+        limits: Limits | None = None,
     ) -> Group:
         """Create a group, or return the existing one; completes an interrupted creation.
 
-        `start` None: a tap begins behind the newest message, a drain with the oldest.
+        `start` None: a tap begins behind the newest message, a drain with the oldest. `limits`
+        replace those of an existing group; None keeps them.
         """
         if start is None:
             start = "earliest" if kind is GroupKind.DRAIN else "latest"
         elif kind is GroupKind.DRAIN and start != "earliest":
             raise BulkRefused(WHOLE_DRAIN)
+        if limits is not None and limits != NO_LIMITS:
+            limits = limits._replace(parts=len(self._partitions(address)))
         async with self._lock(address):
             await self._refuse_half_a_group(address, name)
-            return await self._put_group(address, name, start, kind)
+            return await self._put_group(address, name, start, kind, limits)
 
-    async def _put_group(self, address: Address, name: str, start: Start, kind: GroupKind) -> Group:
+    async def _put_group(
+        self, address: Address, name: str, start: Start, kind: GroupKind, limits: Limits | None
+    ) -> Group:
         home = self._home(address)
         starts = await self._positions(address, start)
         puts = await asyncio.gather(
             *(
-                self._call(host, PutGroup(*_place(address), name, kind, starts.get(number)))
+                self._call(host, PutGroup(*_place(address), name, kind, starts.get(number), limits))
                 for number, host in self._partitions(address).items()
             )
         )

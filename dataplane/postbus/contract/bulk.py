@@ -7,12 +7,13 @@ sub-queue in one partition, and ranges are half-open. Source: ADR 42.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, model_validator
 
 from postbus.contract.control import Body, ResponseBody
 from postbus.contract.control_messages import SubQueueName
+from postbus.contract.entities import MAX_DURATION_MS, DurationMs, DurationRange
 
 GROUP_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 """Tokens are for paths, and paths are compared in lower case."""
@@ -20,6 +21,12 @@ GROUP_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 MAX_POSITION: Final = 2**63 - 1
 MAX_PARTITIONS: Final = 64
 MAX_READER_CHARS: Final = 200
+
+LEAST_PINNED_BYTES: Final = 1 << 20
+MOST_PINNED_BYTES: Final = 1 << 50
+LEAST_PINNED_MS: Final = 60_000
+"""Limits are checked about every ten seconds. Our choice: so that a number of megabytes, given for
+one of bytes, is refused."""
 
 ROW_FORMAT: Final = "1"
 """Version of the stored columns, in the schema's metadata under `ROW_FORMAT_KEY`."""
@@ -56,6 +63,7 @@ GroupKindName = Literal["tap", "drain"]
 MAX_REJECTED: Final = 1_000
 """Messages of one request."""
 MAX_REASON_CHARS: Final = 4_096
+OnPinLimit = Literal["fail", "drop"]
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -67,14 +75,48 @@ class GroupRequest(Body):
     sub_queue: SubQueueName = "main"
 
 
-class PutReaderGroup(GroupRequest):
+class PinLimited(Body):
+    """Limits of what a group keeps: messages that receivers have settled and it has not.
+
+    `max_pinned_bytes`: estimated bytes of them on disk, of all partitions; `max_pinned_age`: time
+    since the first was settled. Beyond one, with `onPinLimit` `drop` the oldest are deleted, and
+    the group's reader is refused with DataLoss; with `fail`, or without it, nothing is deleted:
+    list, metrics and alert show the group. A request that names one of the three replaces all of
+    an existing group; null removes a limit.
+    """
+
+    max_pinned_bytes: (
+        Annotated[int, Field(strict=True, ge=LEAST_PINNED_BYTES, le=MOST_PINNED_BYTES)] | None
+    ) = None
+    max_pinned_age_ms: (
+        Annotated[DurationMs, DurationRange(LEAST_PINNED_MS, MAX_DURATION_MS)] | None
+    ) = Field(None, alias="maxPinnedAge")
+    on_pin_limit: OnPinLimit | None = None
+
+    @property
+    def names_limits(self) -> bool:
+        """True if the request names limits, or null for one."""
+        return not self.model_fields_set.isdisjoint(PinLimited.model_fields)
+
+    @property
+    def has_limit(self) -> bool:
+        return self.max_pinned_bytes is not None or self.max_pinned_age_ms is not None
+
+    @model_validator(mode="after")
+    def _has_a_limit_to_act_on(self) -> Self:
+        if self.on_pin_limit is not None and not self.has_limit:
+            raise ValueError("onPinLimit needs maxPinnedBytes or maxPinnedAge")
+        return self
+
+
+class PutReaderGroup(GroupRequest, PinLimited):
     """A reader group to create.
 
     A `tap` reads beside receivers. A `drain` reads instead of them: they are refused, and messages
     leave when the group has settled them. `start`: `earliest` begins with the oldest message that
     is there, `latest` behind the newest, a time with the messages enqueued from then on; omitted,
     a tap begins with `latest`, and a drain always with `earliest`. An existing group stays where it
-    is.
+    is, and gets the limits of this request if it names some; only a tap has limits.
     """
 
     kind: GroupKindName = "tap"
@@ -132,7 +174,15 @@ class ShownPlan(ResponseBody):
     is_settled: bool
 
 
-class ReaderGroup(ResponseBody):
+class ShownLimits(ResponseBody):
+    """Limits of a group as in `PinLimited`; null: none."""
+
+    max_pinned_bytes: int | None = None
+    max_pinned_age_ms: DurationMs | None = Field(None, alias="maxPinnedAge")
+    on_pin_limit: OnPinLimit | None = None
+
+
+class ReaderGroup(ShownLimits):
     """A reader group: its last claim and its plan.
 
     The next plan begins at the ends of this one's ranges. `created`: by this request.

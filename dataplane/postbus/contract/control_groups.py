@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
-from postbus.contract.bulk import GROUP_NAME, GroupKindName, Start
+from postbus.contract.bulk import GROUP_NAME, GroupKindName, PinLimited, ShownLimits, Start
 from postbus.contract.control import ResponseBody
 from postbus.contract.control_messages import MessagesOf, SubQueueName
 
@@ -19,8 +19,8 @@ class OfReaderGroup(MessagesOf):
     name: GroupName
 
 
-class CreateReaderGroup(OfReaderGroup):
-    """A reader group to create; an existing one stays where it is.
+class CreateReaderGroup(OfReaderGroup, PinLimited):
+    """A reader group to create; an existing one stays where it is, and gets limits that are named.
 
     A `tap` reads beside receivers. A `drain` reads instead of them: they are refused, and messages
     leave when the group has settled them. `start`: `earliest` begins with the oldest message that
@@ -38,11 +38,17 @@ class MoveReaderGroup(OfReaderGroup):
     start: Start | AwareDatetime
 
 
-class ReaderGroupDescription(ResponseBody):
+class ReaderGroupDescription(ShownLimits):
     """A reader group: who reads, and how far.
 
     `unread_messages`: at most so many lie behind the last plan; null while a partition is
     unavailable. `is_settled`: the last plan is processed. `attempts`: readers that planned it.
+
+    `lag_seconds`: age of the first message that is not processed, 0 without one. `kept_bytes`:
+    about so much the messages take that receivers have settled and the group has not.
+    `is_over_limit`: that is beyond a limit; or the group drops, and messages are deleted that it
+    has not read (`has_lost_messages`), until it is reset. All four are as of the last look, every
+    ten seconds or so; null before the first, and while a partition is unavailable.
     """
 
     entity: str
@@ -55,6 +61,10 @@ class ReaderGroupDescription(ResponseBody):
     attempts: int
     is_settled: bool
     unread_messages: int | None
+    lag_seconds: float | None = None
+    kept_bytes: int | None = None
+    is_over_limit: bool | None = None
+    has_lost_messages: bool | None = None
 
 
 class ReaderGroupList(ResponseBody):

@@ -55,7 +55,7 @@ class Limits(NamedTuple):
     """Bounds of what a group keeps: settled messages at or above its settled position.
 
     `max_bytes`: of all partitions, which divide it into `parts`. `max_age_ms`: since a message was
-    settled. None: no bound. `drops`: beyond a bound the group lets go of its oldest messages;
+    settled. None: no bound. `drops`: beyond a bound the group drops its oldest messages;
     otherwise it is shown, and nothing is deleted.
     """
 

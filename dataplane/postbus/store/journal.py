@@ -45,11 +45,9 @@ from postbus.store.errors import (
     refusal_of,
 )
 from postbus.store.load import load_partition
-from postbus.store.pinned import Pinned
 from postbus.store.postgres import Store
 from postbus.store.reads import Reader
 from postbus.store.staging import bodies_to_stage, stage_bodies
-from postbus.store.taps import Place
 from postbus.store.upkeep import Upkeep
 from postbus.store.writer import Writer
 
@@ -129,6 +127,7 @@ class Journal(Generic[P]):
         self._reader = Reader(store, partition_id)
         self._sides = sides
         self._upkeep = Upkeep(store, partition_id, claim.epoch, sides)
+        self.pinned = self._upkeep.pinned
         self._queue: deque[_Queued[P]] = deque()
         self._in_flight: deque[Batch[P]] = deque()
         self._runners: list[_Runner[P]] = []
@@ -283,10 +282,6 @@ class Journal(Generic[P]):
     async def sample_clock_ms(self) -> int:
         """Return database time, never below the time this partition persisted last (ADR 28)."""
         return max(await self._store.sample_clock_ms(), self._persisted_ms)
-
-    def pinned(self, place: Place) -> Pinned | None:
-        """Return the last estimate of what a reader group keeps, None before the first."""
-        return self._upkeep.pinned(place)
 
     async def upkeep(self, now_ms: int) -> bool:
         """Run upkeep that is due (ADR 30): VACUUM, folding of acquisitions, removal of old rows.

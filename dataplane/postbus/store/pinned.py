@@ -1,9 +1,9 @@
-"""What the taps of a partition keep from deletion: estimates, and the limits of groups (ADR 42).
+"""Estimates of what the taps of a partition keep from deletion, and their limits (ADR 42).
 
 Every look reads a limited number of rows for each tap, spread over the keys from its cursor on, and
 concludes from them how many there are and what they take: a group of few rows is counted exactly.
-Beyond a limit a group that drops lets go of its oldest rows, by position: `retention.py`, which
-calls this, then deletes them and raises `low_mark`, so that the group's reader is told.
+Beyond a limit a group that drops releases its oldest rows, by position: `retention.py`, which calls
+this, then deletes them and raises `low_mark`, so that the group's reader is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAMPLE_KEYS: Final = 1_024
 WINDOWS: Final = 64
 """Places over which they are spread, when there are more keys."""
 ROW_BYTES: Final = 190
-"""What a kept row takes beside its message: 90 for its settlement (ADR 18), the rest for the
+"""Bytes of a kept row beside its message: 90 for its settlement (ADR 18), the rest for the
 header of its tuple and its entry in an index."""
 
 
@@ -101,8 +101,22 @@ def pinned_of(rows: Sequence[Row], limits: Limits, now_ms: int, *, has_lost: boo
     )
 
 
+def joined(parts: Sequence[Pinned]) -> Pinned:
+    """Return the sum over partitions of one group, or over several groups."""
+    times_ms = [each.oldest_ms for each in parts if each.oldest_ms is not None]
+    settled_ms = [each.settled_ms for each in parts if each.settled_ms is not None]
+    return Pinned(
+        unread=sum(each.unread for each in parts),
+        oldest_ms=min(times_ms, default=None),
+        kept_bytes=sum(each.kept_bytes for each in parts),
+        settled_ms=min(settled_ms, default=None),
+        has_lost=any(each.has_lost for each in parts),
+        is_over=any(each.is_over for each in parts),
+    )
+
+
 def first_kept(rows: Sequence[Row], limits: Limits, now_ms: int) -> int | None:
-    """Return the position below which a group that drops lets go; None: nothing is beyond a limit.
+    """Return the position below which a group that drops keeps nothing; None: nothing is beyond a limit.
 
     By age up to the first row that is young enough, so that none goes before its time.
     """
@@ -145,13 +159,13 @@ class PinLimits:
         self._waiting: list[Place] = []
 
     async def look(self, now_ms: int) -> bool:
-        """Look at each tap, and let go of what is beyond its limits.
+        """Look at each tap, and release what is beyond its limits.
 
-        Returns whether something was let go, or the time did not suffice: the next look goes on
+        Returns whether something was released, or the time did not suffice: the next look goes on
         with the rest. Raises StoreUnavailable, Fenced.
         """
         until = time.monotonic() + self._limits.look_s
-        has_let_go = False
+        has_released = False
         self._waiting = self._waiting or self._taps.places()
         while self._waiting:
             if time.monotonic() > until:
@@ -159,10 +173,10 @@ class PinLimits:
             place = self._waiting[-1]
             tap = self._taps.find(place)
             if tap is not None:
-                has_let_go |= await self._look_at(place, tap, now_ms)
+                has_released |= await self._look_at(place, tap, now_ms)
             if self._waiting:
                 self._waiting.pop()
-        return has_let_go
+        return has_released
 
     async def _look_at(self, place: Place, tap: Tap, now_ms: int) -> bool:
         limits, first_key = tap.limits, tap.at
@@ -176,7 +190,7 @@ class PinLimits:
         has_moved = self._taps.find(place) is not tap or tap.at != first_key
         if end_key is None or has_moved or tap.limits != limits:
             return False
-        self._taps.let_go(place, end_key)
+        self._taps.release(place, end_key)
         return True
 
 

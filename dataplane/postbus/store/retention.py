@@ -3,7 +3,7 @@
 A settled row stays in `message`; `settled` records that it is not live, the reason and the time.
 The load finds the entities with such rows, so that others cost nothing. Rows are deleted in chunks
 outside the journal, so that no commit waits for them: when their retention has ended, and every tap
-of their sub-queue has read them, or has let go of them (`pinned.py`). The same statement raises
+of their sub-queue has read them, or has released them (`pinned.py`). The same statement raises
 `low_mark`, from which a reader knows that rows are missing. Blocks in which everything is settled
 are marked (`marking.py`), so that a load skips them. Called by `upkeep.py`.
 """
@@ -106,7 +106,7 @@ class SettledRows:
         return None if tap is None else tap.pinned
 
     async def look_at_taps(self, now_ms: int) -> bool:
-        """Estimate what taps keep, and let go of what is beyond their limits.
+        """Estimate what taps keep, and release what is beyond their limits.
 
         Returns whether more is to be done. Raises StoreUnavailable, Fenced.
         """
@@ -305,7 +305,7 @@ with old as materialized (
     where sub_queue is not null and exists (select from entity where entity_no = $1)
     group by sub_queue
     on conflict (entity_no, sub_queue) do update set low = greatest(l.low, excluded.low)
-), told as (
+), rebased as (
     update reader_group g set base = 0
     from (select sub_queue, max(row_key) as last_key from old group by sub_queue) as deleted
     where g.entity_no = $1 and g.sub_queue = deleted.sub_queue and g.settled <= deleted.last_key

@@ -1,7 +1,7 @@
 """The cursors of reader groups, as far as they keep settled rows from deletion (ADR 42).
 
 Follows durable mutations, so that it is never ahead of the tables. Called by `retention.py`, and by
-`pinned.py` for taps that let go of rows beyond their limits.
+`pinned.py` for taps that release rows beyond their limits.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Place: TypeAlias = tuple[int, SubQueue, str]
 class Tap:
     """One tap: it keeps rows from `at` on. `pinned`: the last estimate of what it keeps.
 
-    `let_go`: beyond its limits it keeps nothing below this position. A load forgets it: what was
-    deleted is in `low_mark`, and the rest is let go again.
+    `released`: beyond its limits it keeps nothing below this position. A load forgets it: what was
+    deleted is in `low_mark`, and the rest is released again.
     """
 
-    __slots__ = ("let_go", "limits", "pinned", "settled")
+    __slots__ = ("limits", "pinned", "released", "settled")
 
     def __init__(self, settled: int, limits: Limits) -> None:
         self.settled = settled
         self.limits = limits
-        self.let_go = 0
+        self.released = 0
         self.pinned: Pinned | None = None
 
     @property
     def at(self) -> int:
         """The position below which the tap needs nothing."""
-        return max(self.settled, self.let_go)
+        return max(self.settled, self.released)
 
 
 class Pins:
@@ -65,7 +65,7 @@ class Pins:
         ]
 
     def put(self, put: PutCursor) -> None:
-        """Take over the cursor of a tap; one that is placed anew keeps what is left there."""
+        """Take over the cursor of a tap; one that is placed again keeps what is left there."""
         before = self.bounds()[put.sub_queue]
         cursor = put.cursor
         tap = self.taps.get((put.sub_queue, put.name))
@@ -82,10 +82,10 @@ class Pins:
         self._follow(sub_queue, before)
         return bool(self.taps)
 
-    def let_go(self, sub_queue: SubQueue, name: str, position: int) -> None:
+    def release(self, sub_queue: SubQueue, name: str, position: int) -> None:
         """Let a tap keep nothing below a position."""
         before = self.bounds()[sub_queue]
-        self.taps[sub_queue, name].let_go = position
+        self.taps[sub_queue, name].released = position
         self._follow(sub_queue, before)
 
     def _follow(self, sub_queue: SubQueue, before: int) -> None:
@@ -114,10 +114,10 @@ class Taps:
         pins = self._pins.get(entity_no)
         return None if pins is None else pins.taps.get((sub_queue, name))
 
-    def let_go(self, place: Place, position: int) -> None:
+    def release(self, place: Place, position: int) -> None:
         """Let a tap keep nothing below a position."""
         entity_no, sub_queue, name = place
-        self._pins[entity_no].let_go(sub_queue, name, position)
+        self._pins[entity_no].release(sub_queue, name, position)
 
     def put(self, put: PutCursor) -> None:
         self._pins.setdefault(put.entity_no, Pins()).put(put)

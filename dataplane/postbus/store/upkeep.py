@@ -126,9 +126,9 @@ class Upkeep:
         never reused, so this is safe. `now_ms` is entity time. Returns whether expired settled rows
         are left, or parts to mark. Raises StoreUnavailable, Fenced.
         """
-        has_let_go = await self._settled.look_at_taps(now_ms)
+        has_released = await self._settled.look_at_taps(now_ms)
         reaped, is_left = await self._settled.reap(now_ms)
-        is_left |= has_let_go
+        is_left |= has_released
         self._deletes += reaped
         self._rows -= reaped
         is_left |= await self._settled.look()

@@ -50,6 +50,7 @@ ADDRESSES = [
 BODIES = [
     '{"start": "earliest", "kind": "tap", "subQueue": "main"}',
     '{"start": "2030-01-01T00:00:00+01:00"}',
+    '{"maxPinnedBytes": 2000000, "maxPinnedAge": "P1DT2H", "onPinLimit": "drop"}',
     '{"start": {"0": 12, "63": 9223372036854775807}}',
     '{"reader": "driver 1 of lake", "subQueue": "deadLetter"}',
     '{"epoch": 3, "ranges": {"0": [1, 20], "1": [5, 5]}, "subQueue": "main"}',

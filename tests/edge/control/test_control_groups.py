@@ -38,6 +38,26 @@ def test_a_group_is_created_once_listed_and_deleted(api: Caller, queue: str) -> 
     assert [each["subQueue"] for each in listed(api, queue)] == ["deadLetter"]
 
 
+def test_limits_are_those_of_the_last_request_that_names_some(api: Caller, queue: str) -> None:
+    body = {"entity": queue, "name": "lake"}
+    limits = {"maxPinnedBytes": 2_000_000, "maxPinnedAge": "P7D", "onPinLimit": "drop"}
+    created = api.post(f"{GROUPS}/create", {**body, **limits})
+    assert created.status == 201
+    for found in (created.body, api.post(f"{GROUPS}/create", body).body, *listed(api, queue)):
+        assert {name: found[name] for name in limits} == limits
+    changed = api.post(f"{GROUPS}/create", {**body, "maxPinnedAge": "PT1H"})
+    assert changed.status == 200
+    [found] = listed(api, queue)
+    assert (found["maxPinnedBytes"], found["maxPinnedAge"], found["onPinLimit"]) == (
+        None, "PT1H", "fail",
+    )  # fmt: skip
+    assert {"lagSeconds", "keptBytes", "isOverLimit", "hasLostMessages"} <= found.keys()
+    entries = api.get(f"/v1/audit?entity={queue}").body["items"]
+    detail = {"group": "lake", "maxPinnedAge": "PT1H"}
+    assert entries[0]["detail"] == {**entries[0]["detail"], **detail}
+    assert "maxPinnedBytes" not in entries[0]["detail"]
+
+
 def test_a_partitioned_queue_has_one_group_over_all_partitions(api: Caller, name: str) -> None:
     assert api.put(path_of("queues", name), {"enablePartitioning": True}).status == 201
     assert api.post(f"{GROUPS}/create", {"entity": name, "name": "lake"}).status == 201
@@ -77,6 +97,11 @@ def test_a_reset_group_refuses_its_reader(api: Caller, queue: str) -> None:
         ({"start": 7}, 400),
         ({"subQueue": "scheduled"}, 400),
         ({"entity": "absent"}, 404),
+        ({"maxPinnedBytes": -1}, 400),
+        ({"maxPinnedBytes": 2**70}, 400),
+        ({"maxPinnedAge": "a day"}, 400),
+        ({"onPinLimit": "drop"}, 400),
+        ({"maxPinnedAge": "P1D", "onPinLimit": "delete"}, 400),
         ({"other": 1}, 400),
     ],
     ids=str,

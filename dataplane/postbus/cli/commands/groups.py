@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -20,6 +21,8 @@ EPILOG: Final = examples(
     "postbus groups create orders lake --from earliest",
     "postbus groups create orders failures --dead-letters",
     "postbus groups create orders pricing --drain   instead of receivers, which are refused",
+    "postbus groups create orders lake --max-pinned-bytes 10737418240",
+    "postbus groups create orders lake --max-pinned-age P7D --on-pin-limit drop",
     "postbus groups reset orders lake --from 2026-01-31T08:00:00Z",
     "postbus groups drop orders lake            delete it, and what only it kept",
 )
@@ -29,6 +32,9 @@ COLUMNS: Final = {
     "name": "group",
     "kind": "kind",
     "unreadMessages": "unread, at most",
+    "lagSeconds": "lag, s",
+    "keptBytes": "kept bytes",
+    "isOverLimit": "over limit",
     "planNumber": "plan",
     "isSettled": "settled",
     "attempts": "attempts",
@@ -51,6 +57,15 @@ Name = Annotated[str, typer.Argument(help="Group: lower-case letters, digits, . 
 DeadLetters = Annotated[
     bool, typer.Option("--dead-letters", help="Of the dead-letter queue of the entity.")
 ]
+
+
+class OnPinLimit(StrEnum):
+    """Reaction to a limit of a group."""
+
+    FAIL = "fail"
+    DROP = "drop"
+
+
 START: Final = "earliest, latest, or a time such as 2026-01-31T08:00:00Z."
 
 
@@ -84,13 +99,36 @@ def create(
         typer.Option("--drain", help="Read instead of receivers, which are refused meanwhile."),
     ] = False,
     dead_letters: DeadLetters = False,
+    max_pinned_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Limit of what the group keeps after receivers have settled it, in bytes."
+        ),
+    ] = None,
+    max_pinned_age: Annotated[
+        str | None,
+        typer.Option(help="Limit of the time since such a message was settled, for example P7D."),
+    ] = None,
+    on_pin_limit: Annotated[
+        OnPinLimit | None,
+        typer.Option(
+            help="Beyond a limit: fail shows the group and deletes nothing (the default); drop"
+            " deletes the oldest messages, and the reader is refused until a reset."
+        ),
+    ] = None,
     context: ContextName = None,
 ) -> None:
-    """Create a reader group; an existing one stays where it is."""
+    """Create a reader group; an existing one stays where it is, and gets the limits given here."""
     body = _of(entity, name, dead_letters=dead_letters) | {
         "start": start,
         "kind": "drain" if drain else "tap",
     }
+    limits = {
+        "maxPinnedBytes": max_pinned_bytes,
+        "maxPinnedAge": max_pinned_age,
+        "onPinLimit": on_pin_limit,
+    }
+    body |= {field: value for field, value in limits.items() if value is not None}
     done = _change("create", body, context)
     out.print(f"{done['entity']}: the reader group {name} is at plan {done['planNumber']}",
               markup=False)  # fmt: skip

@@ -57,6 +57,7 @@ from postbus.edge.bulk.requests import (
     read_body,
     refusal_of,
 )
+from postbus.edge.group_limits import limits_of, shown_limits
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
 from postbus.edge.web.http_listener import SERVER
 from postbus.edge.web.http_server import read_limited
@@ -146,8 +147,8 @@ class BulkHandler:
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
         asked, address = await self._asked(request, target, PutReaderGroup)
-        kind = GroupKind[asked.kind.upper()]
-        group = await self._access.put_group(address, target.group, asked.start, kind)
+        kind, limits = GroupKind[asked.kind.upper()], limits_of(asked)
+        group = await self._access.put_group(address, target.group, asked.start, kind, limits)
         return _json(self._shown(address, group), 201 if group.is_new else 200)
 
     async def _get(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
@@ -207,21 +208,24 @@ class BulkHandler:
 
     def _shown(self, address: Address, group: Group) -> ReaderGroup:
         cursor, plan = group.cursor, group.plan
-        return ReaderGroup(
-            entity=address.name,
-            sub_queue=SUB_QUEUE_NAMES[address.sub_queue],
-            name=group.name,
-            kind=KIND_NAMES[cursor.kind],
-            generation=self._access.generation(address),
-            epoch=cursor.epoch,
-            reader=cursor.reader,
-            plan=ShownPlan(
-                number=plan.number,
-                ranges=plan.ranges,
-                attempts=plan.attempts,
-                is_settled=plan.is_settled,
-            ),
-            created=group.is_new,
+        return ReaderGroup.model_validate(
+            {
+                "entity": address.name,
+                "sub_queue": SUB_QUEUE_NAMES[address.sub_queue],
+                "name": group.name,
+                "kind": KIND_NAMES[cursor.kind],
+                "generation": self._access.generation(address),
+                "epoch": cursor.epoch,
+                "reader": cursor.reader,
+                "plan": ShownPlan(
+                    number=plan.number,
+                    ranges=plan.ranges,
+                    attempts=plan.attempts,
+                    is_settled=plan.is_settled,
+                ),
+                "created": group.is_new,
+                **shown_limits(cursor.limits),
+            }
         )
 
     # --- reading --------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from postbus.broker.audit import Audit, AuditedChange, AuditEntry, AuditResult
 from postbus.contract import control as contract
+from postbus.contract.bulk import PinLimited
 from postbus.contract.control import AuditPage, AuthorizationRuleDefinition
-from postbus.contract.control_groups import OfReaderGroup
+from postbus.contract.control_groups import CreateReaderGroup, OfReaderGroup
 from postbus.contract.control_messages import (
     DeletedMessages,
     MessagesOf,
@@ -82,6 +83,11 @@ def change_of(
         case OfReaderGroup() as body:
             entity = path_of(body)
             detail["group"] = body.name
+            if isinstance(body, CreateReaderGroup):
+                limits = set(PinLimited.model_fields)
+                detail |= body.model_dump(
+                    mode="json", include=limits, exclude_unset=True, by_alias=True
+                )
         case MessagesOf() as body:
             entity = path_of(body)
             said = body.model_dump(include={"where", "session_id", "state", "to"}, by_alias=True)

@@ -17,6 +17,7 @@ from postbus.contract.control_groups import (
 )
 from postbus.edge.control.calls import Answer, Call, Handler, refused
 from postbus.edge.control.messages import path_of
+from postbus.edge.group_limits import limits_of, shown_limits
 from postbus.entity.group_commands import GroupKind
 
 
@@ -43,8 +44,9 @@ class ControlReaderGroups:
         asked = call.read(CreateReaderGroup)
         try:
             address = await self._address(asked)
+            kind = GroupKind[asked.kind.upper()]
             group = await self._access.put_group(
-                address, asked.name, asked.start, GroupKind[asked.kind.upper()]
+                address, asked.name, asked.start, kind, limits_of(asked)
             )
             answer = await self._answer(address, group)
         except BulkRefused as error:
@@ -73,12 +75,11 @@ class ControlReaderGroups:
         return await self._access.resolve(path_of(asked))
 
     async def _answer(self, address: Address, group: Group) -> ReaderGroupDescription:
-        unread = await self._access.unread(address, group)
-        return _described(ListedGroup(address, group, unread))
+        return _described(await self._access.listed(address, group))
 
 
 def _described(each: ListedGroup) -> ReaderGroupDescription:
-    plan = each.group.plan
+    plan, pinned = each.group.plan, each.pinned
     return ReaderGroupDescription.model_validate(
         {
             "entity": each.address.name,
@@ -91,5 +92,10 @@ def _described(each: ListedGroup) -> ReaderGroupDescription:
             "attempts": plan.attempts,
             "is_settled": plan.is_settled,
             "unread_messages": each.unread,
+            "lag_seconds": each.lag_s,
+            "kept_bytes": None if pinned is None else pinned.kept_bytes,
+            "is_over_limit": None if pinned is None else pinned.is_over,
+            "has_lost_messages": None if pinned is None else pinned.has_lost,
+            **shown_limits(each.group.cursor.limits),
         }
     )
