@@ -12,6 +12,7 @@ SOME: Final = 'namespace=~"$namespace"'
 ONE: Final = 'namespace="$namespace", bus="$bus"'
 ENTITY: Final = f'{ONE}, entity=~"$entity"'
 BUS: Final = "{{namespace}}/{{bus}}"
+GROUP: Final = "{{entity}} {{sub_queue}} {{group}}"
 BUS_UID: Final = "postbus-bus"
 SENT: Final = 'kind!="subscription"'
 """The copies of a subscription are no messages that a client sent."""
@@ -208,6 +209,8 @@ def bus() -> Dashboard:
     made.with_row(Row("Entities"))
     _add_flow(made)
     _add_backlog(made)
+    made.with_row(Row("Reader groups"))
+    _add_groups(made)
     made.with_row(Row("Store"))
     _add_store(made)
     made.with_row(Row("Clients"))
@@ -355,6 +358,42 @@ def _add_backlog(made: Dashboard) -> None:
                 "{{entity}}",
             ),
             about="Bytes that count against the quota; the ten largest.",
+        ),
+    ):
+        made.with_panel(panel)
+
+
+def _add_groups(made: Dashboard) -> None:
+    by = "entity, sub_queue, group"
+    for panel in (
+        lines(
+            "Lag of reader groups",
+            "s",
+            Query(
+                f"topk(10, max by ({by}) (postbus_reader_group_lag_seconds{{{ENTITY}}}))",
+                GROUP,
+            ),
+            about="Age of the oldest message that a group has not processed; the ten longest. "
+            "Above an hour: PostbusGroupLags.",
+        ),
+        lines(
+            "Messages before reader groups",
+            "short",
+            Query(
+                f"topk(10, max by ({by}) (postbus_reader_group_lag_messages{{{ENTITY}}}) > 0)",
+                GROUP,
+            ),
+            about="Messages that a group has not processed, an estimate; the ten longest.",
+        ),
+        lines(
+            "Kept for reader groups",
+            "bytes",
+            Query(
+                f"topk(10, max by ({by}) (postbus_reader_group_kept_bytes{{{ENTITY}}}) > 0)",
+                GROUP,
+            ),
+            about="Bytes of settled messages that stay for a group, an estimate; the ten largest. "
+            "Above 10 GiB: PostbusGroupKeepsMuch. Above a limit: PostbusGroupOverLimit.",
         ),
     ):
         made.with_panel(panel)

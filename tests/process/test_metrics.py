@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 
 from postbus.broker.access.own_names import OwnNames
 from postbus.edge.web import http_listener
+from postbus.process.group_metrics import MAX_GROUP_LABELS, GroupSample, bounded_groups
 from postbus.process.metrics import (
     FLOWS,
     MAX_ENTITY_LABELS,
@@ -68,6 +69,11 @@ def full_sample() -> BusSample:
                 {"bad": 3, "none": 1},
             )
         ],
+        [
+            GroupSample(
+                "queue", "orders", "main", "lake", 5, NOW_MS - 90_000, 4_096, 12, 3, is_over=True
+            )
+        ],
         [StoreSample(1, "db1:5432", is_up=True), StoreSample(2, "db2:5432", is_up=False)],
     )
 
@@ -85,6 +91,7 @@ def names_exported() -> set[str]:
 def test_every_number_of_a_sample_is_exported() -> None:
     lines = set(exported(full_sample()).splitlines())
     entity = 'entity="orders",kind="queue"'
+    group = 'entity="orders",group="lake",kind="queue",sub_queue="main"'
     for line in (
         'postbus_build_info{version="1.2.3"} 1.0',
         "postbus_window_bytes 1000.0",
@@ -124,6 +131,12 @@ def test_every_number_of_a_sample_is_exported() -> None:
         f"postbus_messages_expired_total{{{entity}}} 13.0",
         f'postbus_messages_dead_lettered_total{{{entity},reason="bad"}} 3.0',
         f'postbus_messages_dead_lettered_total{{{entity},reason="none"}} 1.0',
+        f"postbus_reader_group_lag_messages{{{group}}} 5.0",
+        f"postbus_reader_group_lag_seconds{{{group}}} 90.0",
+        f"postbus_reader_group_kept_bytes{{{group}}} 4096.0",
+        f"postbus_reader_group_epoch{{{group}}} 12.0",
+        f"postbus_reader_group_attempts{{{group}}} 3.0",
+        f"postbus_reader_group_over_limit_info{{{group}}} 1.0",
     ):
         assert line in lines
 
@@ -147,6 +160,22 @@ def test_entities_beyond_the_bound_are_summed_by_kind() -> None:
         EntitySample(kind, "other", rest, 8, {"accepted": 4}, 100 + MAX_ENTITY_LABELS)
         for kind in ("queue", "topic")
     ]
+
+
+def test_reader_groups_beyond_the_bound_are_one() -> None:
+    groups = [
+        GroupSample("queue", f"e{n:05}", "main", "lake", n, 100 + n, 4, n, 1, is_over=n == 501)
+        for n in range(MAX_GROUP_LABELS + 2)
+    ]
+    kept = bounded_groups(reversed(groups))
+    assert kept[:-1] == groups[:MAX_GROUP_LABELS]
+    assert kept[-1] == GroupSample(
+        "other", "other", "other", "other", 1_001, 600, 8, 501, 1, is_over=True
+    )
+    idle = GroupSample("queue", "orders", "main", "lake", 0, None, 0, 1, 0)
+    text = exported(BusSample("1", NOW_MS, groups=[idle]))
+    assert "lag_seconds{" in text
+    assert [line[-4:] for line in text.splitlines() if "lag_seconds{" in line] == [" 0.0"]
 
 
 def test_reasons_of_the_parts_of_an_entity_are_bounded_together() -> None:

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from postbus.broker.access.own_names import OwnNames
 from postbus.edge.web.http_listener import HttpListener
 from postbus.entity.traffic import count_death
+from postbus.process.group_metrics import GroupSample, group_families
 
 MAX_ENTITY_LABELS: Final = 500
 """Entities of each kind with labels of their own; the rest of each kind is summed as `other`. Our
@@ -129,6 +130,7 @@ class BusSample:
     listeners: list[ListenerSample] = field(default_factory=list)
     partitions: list[PartitionSample] = field(default_factory=list)
     entities: list[EntitySample] = field(default_factory=list)
+    groups: list[GroupSample] = field(default_factory=list)
     stores: list[StoreSample] = field(default_factory=list)
 
 
@@ -204,6 +206,7 @@ class BusCollector(Collector):
         yield from _partition_families(sample.partitions)
         yield from _commit_families(sample.partitions)
         yield from _entity_families(bounded(sample.entities), sample.now_ms)
+        yield from group_families(sample.groups, sample.now_ms)
 
 
 def _listener_families(listeners: list[ListenerSample]) -> Iterator[Metric]:

@@ -11,12 +11,16 @@ from typing import Final
 
 from postbus import __version__
 from postbus.broker.catalog.directory import Directory
+from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
 from postbus.broker.partition.activity import oldest_age_ms
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
 from postbus.contract.entities import EntityKind, EntityStatus
+from postbus.entity.commands import SubQueue
+from postbus.entity.group_commands import Cursor
 from postbus.entity.window import WindowBudget
+from postbus.process.group_metrics import GroupSample
 from postbus.process.metrics import (
     FLOWS,
     MAX_ENTITY_LABELS,
@@ -29,6 +33,7 @@ from postbus.process.metrics import (
 )
 from postbus.store.catalog import CatalogEntry
 from postbus.store.counters import COMMIT_BOUNDS_S, StoreCounters
+from postbus.store.pinned import Pinned, joined
 from postbus.store.postgres import Store
 
 LOOK_S: Final = 2.0
@@ -65,6 +70,7 @@ class Sampler:
         self._add_listeners = add_listeners
         self._oldest: dict[tuple[int, int], int] = {}
         self._entities: list[EntitySample] = []
+        self._groups: list[GroupSample] = []
 
     def sample(self) -> BusSample:
         """Return values for the metrics; entities as of the last `prepare`."""
@@ -93,20 +99,22 @@ class Sampler:
             for host in self._hosts
             if host.status is not HostStatus.UNCLAIMED
         ]
-        sample.entities = self._entities
+        sample.entities, sample.groups = self._entities, self._groups
         return sample
 
     async def prepare(self) -> None:
         """Examine all entities, a few at a time, so that clients are served in between."""
         await self._look_for_oldest()
         found: list[EntitySample] = []
+        groups: list[GroupSample] = []
         for number, entry in enumerate(self._entries(), 1):
             sample = self._entity(entry)
             if sample is not None:
                 found.append(sample)
+                groups += self._groups_of(entry)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._entities = found
+        self._entities, self._groups = found, groups
 
     async def _look_for_oldest(self) -> None:
         """Find the ages of the oldest messages; leave out those that are not available in time."""
@@ -144,6 +152,39 @@ class Sampler:
         """Return one entity, the parts of a partitioned one summed; None if nothing is loaded."""
         parts = [part for host in self._loaded(entry) if (part := self._part(entry, host))]
         return summed(entry.kind.value, entry.name, parts) if parts else None
+
+    def _groups_of(self, entry: CatalogEntry) -> list[GroupSample]:
+        """Return the reader groups of an entity that have been looked at in all its partitions."""
+        homes: dict[tuple[SubQueue, str], Cursor] = {}
+        parts: dict[tuple[SubQueue, str], list[Pinned | None]] = {}
+        for host in self._loaded(entry):
+            entity = None if host.state is None else host.state.entities.get(entry.entity_no)
+            for sub_queue, name, cursor in [] if entity is None else entity.listed_groups():
+                pinned = host.pinned((entry.entity_no, sub_queue, name))
+                parts.setdefault((sub_queue, name), []).append(pinned)
+                if cursor.plan is not None:
+                    homes[sub_queue, name] = cursor
+        found = []
+        for (sub_queue, name), cursor in homes.items():
+            known = [part for part in parts[sub_queue, name] if part is not None]
+            if len(known) < len(parts[sub_queue, name]):
+                continue
+            pinned = joined(known)
+            found.append(
+                GroupSample(
+                    entry.kind.value,
+                    entry.name,
+                    SUB_QUEUE_NAMES[sub_queue],
+                    name,
+                    pinned.unread,
+                    pinned.oldest_ms,
+                    pinned.kept_bytes,
+                    cursor.epoch,
+                    0 if cursor.plan is None else cursor.plan.attempts,
+                    pinned.is_over,
+                )
+            )
+        return found
 
     def _part(self, entry: CatalogEntry, host: Host) -> EntitySample | None:
         entity_no = entry.entity_no

@@ -116,7 +116,7 @@ def joined(parts: Sequence[Pinned]) -> Pinned:
 
 
 def first_kept(rows: Sequence[Row], limits: Limits, now_ms: int) -> int | None:
-    """Return the position below which a group that drops keeps nothing; None: nothing is beyond a limit.
+    """Return the position below which a group that drops keeps nothing, None within its limits.
 
     By age up to the first row that is young enough, so that none goes before its time.
     """

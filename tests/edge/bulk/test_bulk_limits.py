@@ -11,6 +11,10 @@ import pytest
 
 from postbus.broker.bulk import BulkAccess, ListedGroup
 from postbus.contract.bulk import LEAST_PINNED_BYTES, MOST_PINNED_BYTES
+from postbus.entity.window import WindowBudget
+from postbus.process.group_metrics import GroupSample
+from postbus.process.sampling import Sampler
+from postbus.store.pinned import ROW_BYTES
 from tests.edge.bulk.bulk_client import (
     BulkClient,
     group_of,
@@ -140,6 +144,31 @@ async def test_the_lag_of_a_group_is_the_age_of_its_first_message(
     assert (found.unread, found.pinned.unread, found.pinned.kept_bytes) == (2, 2, 0)
     assert found.lag_s is not None
     assert 60 <= found.lag_s < 120
+
+
+async def test_a_scrape_shows_groups_as_they_were_at_the_last_look(http: HttpClient) -> None:
+    bus, queue = http.bus, http.bus.queue(enable_partitioning=True)
+    await put(http, queue, start="earliest", maxPinnedBytes=LEAST_PINNED_BYTES * 16)
+    assert (await http.send(queue, "kept")).status == 201
+    assert (await http.take(queue, 5)).status == 200
+    bus.advance(60_000)
+    group = await BulkClient(http, queue).claim()
+    await reaped(bus)
+
+    async def scrape() -> list[GroupSample]:
+        sampler = Sampler(bus._hosts, [], bus.clock, WindowBudget(1), lambda _: None)
+        sampler.directory = bus._directory
+        await sampler.prepare()
+        return [each for each in sampler.sample().groups if each.entity == queue]
+
+    [found] = await asyncio.get_running_loop().run_in_executor(None, lambda: bus.run(scrape()))
+    assert (found.kind, found.entity, found.sub_queue, found.name) == (
+        "queue", queue, "main", "lake",
+    )  # fmt: skip
+    assert (found.unread, found.epoch, found.attempts, found.is_over) == (1, group.epoch, 0, False)
+    assert ROW_BYTES < found.kept_bytes < 1_000
+    assert found.oldest_ms is not None
+    assert 60_000 <= bus.clock() - found.oldest_ms < 120_000
 
 
 async def test_limits_change_with_a_request_that_names_some_and_survive_a_reload(
