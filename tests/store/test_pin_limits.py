@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
 from postbus.entity.commands import SubQueue
 from postbus.entity.group_commands import Cursor, GroupKind, Limits
 from postbus.entity.outcomes import PutCursor
+from postbus.store import pinned as pinned_module
 from postbus.store.bulk_reads import BulkReader
 from postbus.store.errors import Connection
 from postbus.store.pinned import (
@@ -251,6 +253,40 @@ async def test_a_long_tap_is_read_in_part_and_comes_down_to_its_limit(database: 
     await store.close()
 
 
+async def test_a_tap_that_is_placed_again_during_a_look_releases_nothing(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(max_bytes=1, drops=True)
+    async with driven(store) as it, connected(database) as look:
+        await start(it, tap(0, limits))
+        await it.commit(outcome(mutations=[settle(1, 2)]))
+        sampled = pinned_module._sampled
+
+        async def with_reset(*arguments: Any) -> list[Row]:
+            found = await sampled(*arguments)
+            monkeypatch.undo()
+            await it.commit(outcome(mutations=[tap(0, limits, is_placed=True)]))
+            return found
+
+        monkeypatch.setattr(pinned_module, "_sampled", with_reset)
+        await it.journal.upkeep(NOW_MS)
+        assert await stored(look) == [1, 2, 3, 4, 5, 6]
+        await reap(it)
+        assert await stored(look) == [3, 4, 5, 6], "the next look sees the new place"
+
+
+async def test_looks_are_bounded_in_time_and_go_on_with_the_rest(database: str) -> None:
+    store = Store(database, upkeep_limits=UpkeepLimits(look_s=0.0))
+    async with driven(store) as it:
+        names = [f"tap-{number}" for number in range(3)]
+        await start(it, *(tap(0, Limits(), name) for name in names))
+        for expected in (1, 2, 3):
+            assert await it.journal.upkeep(NOW_MS) is (expected < 3)
+            known = [name for name in names if it.journal.pinned((1, ACTIVE, name)) is not None]
+            assert len(known) == expected
+    await store.close()
+
+
 # --- pure -----------------------------------------------------------------------------------------
 
 
@@ -274,6 +310,16 @@ def test_windows_lie_in_their_ranges_and_stand_for_all_keys(seed: int) -> None:
     if ranges:
         assert windows[0].first == ranges[0][0], "the oldest row is read"
     assert total <= SAMPLE_KEYS or len(windows) == WINDOWS
+
+
+@pytest.mark.parametrize("period", [2, 10, 100, 125, 200, 1_000, 12_500, 25_000])
+def test_messages_that_come_in_rounds_are_not_all_taken_for_the_same(period: int) -> None:
+    total = 800_000
+    found = sum(
+        sum(key % period for key in range(window.first, window.end)) * window.weight
+        for window in windows_over([(0, total)])
+    )
+    assert found == pytest.approx(total * (period - 1) / 2, rel=0.06)
 
 
 def rows(*settled_ms: int | None, size_bytes: int = 10, weight: float = 1.0) -> list[Row]:

@@ -25,6 +25,7 @@ SAMPLE_KEYS: Final = 1_024
 """Keys that a look reads of a tap at most: two milliseconds. Our choice."""
 WINDOWS: Final = 64
 """Places over which they are spread, when there are more keys."""
+GOLDEN_16_BITS: Final = 40_503
 ROW_BYTES: Final = 190
 """Bytes of a kept row beside its message: 90 for its settlement (ADR 18), the rest for the
 header of its tuple and its entry in an index."""
@@ -65,16 +66,21 @@ class Row(NamedTuple):
 
 
 def windows_over(ranges: Sequence[tuple[int, int]]) -> list[Window]:
-    """Return what to read of ranges of keys: all of it, or windows at equal distances."""
+    """Return what to read of ranges of keys: all of it, or a window in each of equal parts.
+
+    The place of a window in its part varies by the golden section: messages often come in rounds.
+    """
     total = sum(end - first for first, end in ranges)
     if total <= SAMPLE_KEYS:
         return [Window(first, end, 1.0) for first, end in ranges]
     found: list[Window] = []
-    passed = 0
+    passed, spare = 0, total // WINDOWS - SAMPLE_KEYS // WINDOWS
     for first, end in ranges:
         size = end - first
         while len(found) < WINDOWS:
-            at = total * len(found) // WINDOWS - passed
+            number = len(found)
+            at = total * number // WINDOWS - passed
+            at += (number * GOLDEN_16_BITS % (1 << 16)) * spare >> 16
             if at >= size:
                 break
             width = min(SAMPLE_KEYS // WINDOWS, size - at)
@@ -168,14 +174,12 @@ class PinLimits:
         has_released = False
         self._waiting = self._waiting or self._taps.places()
         while self._waiting:
-            if time.monotonic() > until:
-                return True
-            place = self._waiting[-1]
+            place = self._waiting.pop()
             tap = self._taps.find(place)
             if tap is not None:
                 has_released |= await self._look_at(place, tap, now_ms)
-            if self._waiting:
-                self._waiting.pop()
+            if self._waiting and time.monotonic() >= until:
+                return True
         return has_released
 
     async def _look_at(self, place: Place, tap: Tap, now_ms: int) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 import asyncpg
 
 from postbus.contract.entities import EntityProperties
+from postbus.entity.group_commands import GroupKind
 from postbus.entity.outcomes import (
     DropCursor,
     DropDefinition,
@@ -309,7 +310,7 @@ with old as materialized (
     update reader_group g set base = 0
     from (select sub_queue, max(row_key) as last_key from old group by sub_queue) as deleted
     where g.entity_no = $1 and g.sub_queue = deleted.sub_queue and g.settled <= deleted.last_key
-      and g.base > 0
+      and g.base > 0 and g.kind = {tap}
 ), unsettled as (
     delete from settled where row_key = any (array(select row_key from old))
 ), gone as (
@@ -338,18 +339,21 @@ REAP: Final = _REAP.format(
     order="s.settled_ms",
     has_later="exists (select from settled where entity_no = $1 and settled_ms >= $2)",
     granule_bits=GRANULE_BITS,
+    tap=int(GroupKind.TAP),
 )
 REAP_RANGE: Final = _REAP.format(
     more="and s.row_key >= $4 and s.row_key < $5",
     order="s.row_key",
     has_later="true",
     granule_bits=GRANULE_BITS,
+    tap=int(GroupKind.TAP),
 )
 REAP_TAPPED: Final = _REAP.format(
     more="and s.settled_ms >= $4 and s.row_key < ($5::bigint[])[b.sub_queue + 1]",
     order="s.settled_ms",
     has_later="true",
     granule_bits=GRANULE_BITS,
+    tap=int(GroupKind.TAP),
 )
 """The cursors by sub-queue, whose number begins at 0; arrays begin at 1."""
 BLOCKS_TO_REAP: Final = """
