@@ -167,19 +167,20 @@ class PinLimits:
     async def look(self, now_ms: int) -> bool:
         """Look at each tap, and release what is beyond its limits.
 
-        Returns whether something was released, or the time did not suffice: the next look goes on
+        Returns whether something was released. If the time does not suffice, the next look begins
         with the rest. Raises StoreUnavailable, Fenced.
         """
         until = time.monotonic() + self._limits.look_s
         has_released = False
-        self._waiting = self._waiting or self._taps.places()
+        rest = dict.fromkeys(self._waiting)
+        self._waiting = [place for place in self._taps.places() if place not in rest] + [*rest]
         while self._waiting:
             place = self._waiting.pop()
             tap = self._taps.find(place)
             if tap is not None:
                 has_released |= await self._look_at(place, tap, now_ms)
-            if self._waiting and time.monotonic() >= until:
-                return True
+            if time.monotonic() >= until:
+                break
         return has_released
 
     async def _look_at(self, place: Place, tap: Tap, now_ms: int) -> bool:
