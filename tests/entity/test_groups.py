@@ -90,7 +90,7 @@ def test_limits_are_those_of_the_last_request_that_has_some() -> None:
     rig = Rig()
     first, second = Limits(max_bytes=7, drops=True), Limits(max_age_ms=9, parts=2)
     at = cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0, first)))
-    assert at == Cursor(TAP, 0, "", 0, None, first)
+    assert at == Cursor(TAP, 0, "", 0, None, 0, rig.now_ms, first)
     created(rig)
     epoch = claimed(rig).epoch
     for same in (None, first):

@@ -46,7 +46,7 @@ def tap(
     settled: int, limits: Limits, name: str = "lake", sub_queue: SubQueue = ACTIVE, *,
     is_placed: bool = False,
 ) -> PutCursor:  # fmt: skip
-    cursor = Cursor(GroupKind.TAP, 1, "driver", settled, None, limits)
+    cursor = Cursor(GroupKind.TAP, 1, "driver", settled, None, limits=limits)
     return PutCursor(1, sub_queue, name, cursor, is_placed)
 
 
