@@ -184,7 +184,7 @@ class Decoder:
         if "expires_at" in names:
             enqueued = rows.column("enqueued_ms").to_pylist()
             lists["expires_at"] = [
-                None if ttl_ms is None else min(time_ms + ttl_ms, MAX_EXPIRY_MS)
+                None if ttl_ms is None else min(max(time_ms + ttl_ms, 0), MAX_EXPIRY_MS)
                 for time_ms, ttl_ms in zip(enqueued, lives, strict=True)
             ]
         if self._fields:

@@ -383,6 +383,7 @@ def test_captured_messages_with_damage_are_no_error(name: str, data: st.DataObje
 
 
 @example(b"\x18" + b"\x00" * 8 + b"\x80" + b"\x00" * 7)
+@example(b"\x04\x80" + b"\x00" * 7)
 @given(st.binary(max_size=60))
 def test_no_bytes_of_an_envelope_are_an_error(blob: bytes) -> None:
     row: Row = {**row_of(Envelope()), "envelope": b"\x01" + blob}
