@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from random import Random
 
 import pytest
@@ -38,6 +39,7 @@ from postbus.entity.group_commands import (
     SettleRange,
 )
 from postbus.entity.outcomes import Settling
+from postbus.entity.queues.message_order import MessageOrder
 from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, message, name_of, properties_of
 from tests.entity.test_groups import cursor_of, refusal_of
 from tests.entity.transfer.forward_rig import Bus
@@ -300,6 +302,24 @@ def test_rejected_messages_move_once_and_the_range_reads_the_same() -> None:
     again = Drain(rig, name="later")
     rig.now_ms += 1
     assert again.create().plan() == [], "what another group rejected is done"
+
+
+def test_a_reject_of_many_cuts_the_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts: list[int] = []
+    cut = MessageOrder.cut
+
+    def counted(self: MessageOrder, row_keys: Set[int]) -> None:
+        cuts.append(len(row_keys))
+        cut(self, row_keys)
+
+    monkeypatch.setattr(MessageOrder, "cut", counted)
+    rig = Rig()
+    rig.send(*[f"m{n}" for n in range(300)])
+    drain = Drain(rig).create()
+    read = drain.plan()
+    assert drain.reject(*read[20:220]).rejected == 200
+    assert cuts == [200], "each looks at all messages in memory"
+    assert rig.peek_names() == read[:20] + read[220:]
 
 
 def test_only_the_reader_of_the_planned_range_rejects() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from postbus.entity.commands import StoredRow
     from postbus.entity.group_commands import Cursor, RejectRows
     from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.queues.sub_queue import SubQueueState
 
 NOT_DRAINED: Final = Refused(
     Refusal.NOT_ALLOWED,
@@ -57,6 +58,11 @@ def reject(
     if isinstance(picked, Needs):
         return picked
     choices = [choice for choice in picked.choices if not choice.is_deferred]
+    places: dict[SubQueueState, set[int]] = {}
+    for choice in choices:
+        places.setdefault(choice.place, set()).add(choice.row_key)
+    for place, row_keys in places.items():
+        place.order.cut(row_keys)  # looks at all messages of the place
     properties: dict[str, object] = {REASON: command.reason, DESCRIPTION: command.description}
     for choice in choices:
         _dead_letter(choice, properties)
@@ -73,8 +79,8 @@ def reject(
 
 
 def _dead_letter(choice: Choice, properties: dict[str, object]) -> None:
+    """Move a copy of a message that was removed from the order to the dead-letter queue."""
     place, row, message = choice.place, choice.row, choice.message
-    place.order.cut({choice.row_key})
     if message is None:
         assert row is not None
         envelope = place.context.as_changed(choice.row_key, row.envelope)
