@@ -40,6 +40,7 @@ from postbus.entity.group_commands import (
 )
 from postbus.entity.outcomes import Settling
 from postbus.entity.queues.message_order import MessageOrder
+from postbus.entity.sessions.messages_by_session import MessagesBySession
 from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, message, name_of, properties_of
 from tests.entity.test_groups import cursor_of, refusal_of
 from tests.entity.transfer.forward_rig import Bus
@@ -169,6 +170,47 @@ def test_a_large_range_is_removed_in_parts_also_after_a_crash() -> None:
     assert drain.claim().plan() == ["later"]
     drain.settle()
     assert rig.apply(DropGroup(*drain.place)) == GroupDropped(True)
+
+
+def test_commands_during_a_removal_do_not_hasten_it() -> None:
+    rig = Rig()
+    rig.send(*[f"m{n}" for n in range(3_500)])
+    drain = Drain(rig).create()
+    drain.plan()
+    for _ in range(20):
+        drain.settle()
+        assert len(rig.tables.rows) == 2_500, "others have the partition meanwhile"
+    rig.advance(10)
+    assert len(rig.tables.rows) == 1_500
+    rig.advance(10)
+    assert len(rig.tables.rows) == 500
+    rig.advance(10)
+    assert rig.tables.rows == {}
+    rig.advance(10)
+    assert rig.state.next_deadline_ms is None
+
+
+def test_a_removal_looks_for_its_sessions_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[int] = []
+    search = MessagesBySession._sessions_below
+
+    def counted(self: MessagesBySession, end_key: int) -> list[bytes]:
+        searches.append(end_key)
+        return search(self, end_key)
+
+    monkeypatch.setattr(MessagesBySession, "_sessions_below", counted)
+    rig = Rig(QueueProperties(requires_session=True), budget_bytes=200_000)
+    rig.send(*[message(f"m{n}", session=f"s{n % 300}") for n in range(3_500)])
+    drain = Drain(rig).create()
+    drain.plan()
+    rig.send(*[message(f"n{n}", session=f"s{n}") for n in range(310)])
+    drain.settle()
+    rig.advance(100)
+    assert len(rig.tables.rows) == 310
+    assert len(searches) == 2, "the second one finds that nothing is left"
+    assert len(drain.plan()) == 310
+    drain.settle()
+    assert rig.tables.rows == {}
 
 
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 5_000])

@@ -61,6 +61,7 @@ class QueueState(EntityState):
 
     __slots__ = (
         "_groups",
+        "_removal_ms",
         "_subs",
         "context",
         "max_message_bytes",
@@ -93,6 +94,7 @@ class QueueState(EntityState):
         self.share = share
         self.seen: SeenIds | None = None
         self._groups: ReaderGroups | None = None
+        self._removal_ms: int | None = None
         self._define(properties)
         self.active: ActiveMessages
         if not isinstance(properties, TopicProperties) and properties.requires_session:
@@ -199,6 +201,9 @@ class QueueState(EntityState):
     def remove_drained(self) -> None:
         """Remove what drains have settled, up to the limit of one command; a Tick goes on."""
         context, groups = self.context, self.groups
+        if self._removal_ms is not None and self._removal_ms > context.now_ms:
+            return  # that Tick does it
+        self._removal_ms = None
         for kind, settled in groups.undrained():
             sub = self.sub_queue(kind)
             count = -1
@@ -208,9 +213,11 @@ class QueueState(EntityState):
                 if kind is SubQueue.ACTIVE:
                     self.traffic.completed += count
             if count:
-                context.set_timer(context.now_ms + DRAIN_PAUSE_MS, self.remove_drained)
+                self._removal_ms = context.now_ms + DRAIN_PAUSE_MS
             else:
                 groups.note_drained(kind)
+        if self._removal_ms is not None:
+            context.set_timer(self._removal_ms, self.remove_drained)
 
     def follow_limits(self) -> None:
         """Derive again what the limits of the namespace bound."""

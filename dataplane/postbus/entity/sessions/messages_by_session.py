@@ -54,6 +54,8 @@ class MessagesBySession(SubQueueState):
 
     __slots__ = (
         "_asked",
+        "_below",
+        "_below_key",
         "_hungry",
         "_is_supplying",
         "_orphans",
@@ -80,6 +82,8 @@ class MessagesBySession(SubQueueState):
         self._spare: list[SessionMessages] = []
         self._hungry: deque[SessionMessages] = deque()
         self._asked: list[SessionMessages] = []
+        self._below: list[bytes] = []  # the sessions that a drain removes messages of next
+        self._below_key = 0
         self._is_supplying = False
 
     def load(self, loaded: LoadedPartition) -> None:
@@ -345,32 +349,51 @@ class MessagesBySession(SubQueueState):
 
     def lowest_held(self) -> int | None:
         """Return the lowest key of a message that a receiver has, or that is about to leave."""
-        held = (session.lowest_held() for session in self.open_sessions.values())
+        held = (
+            session.lowest_held()
+            for session in self.open_sessions.values()
+            if session.locks or session.doomed
+        )
         return min((row_key for row_key in held if row_key is not None), default=None)
 
     def deferred_count(self) -> int:
         """Return the number of deferred messages."""
         return sum(len(each) for each in self.dormant_deferred.values()) + sum(
-            session.deferred_count() for session in self.open_sessions.values()
+            session.deferred_count()
+            for session in self.open_sessions.values()
+            if session.deferred or session.locks
         )
 
     def remove_below(self, end_key: int, limit: int) -> int:
         """Complete messages below a key, at most `limit`, one session after the other."""
-        below = [
+        if not self._below or self._below_key != end_key:
+            self._below_key, self._below = end_key, self._sessions_below(end_key)
+        below, left = self._below, limit
+        while below and left:
+            session_id = below[-1]
+            session = self.open_sessions.get(session_id)
+            if session is None and session_id in self.dormant:
+                session = self.open_session(session_id)
+            if session is None:
+                below.pop()
+                continue
+            left -= session.remove_below(end_key, left)
+            oldest = session.order.oldest()
+            if oldest is None or oldest[0] >= end_key:
+                below.pop()
+            if session.holder is None:
+                self.put_away(session)
+        return limit - left
+
+    def _sessions_below(self, end_key: int) -> list[bytes]:
+        """Return the sessions with messages below a key. Looks at all sessions."""
+        below = [name for name, keys in self.dormant.items() if keys and keys[0] < end_key]
+        below += [
             session.session_id
             for session in self.open_sessions.values()
             if (oldest := session.order.oldest()) is not None and oldest[0] < end_key
         ]
-        below += [name for name, keys in self.dormant.items() if keys and keys[0] < end_key]
-        left = limit
-        for session_id in below:
-            session = self.open_sessions.get(session_id) or self.open_session(session_id)
-            left -= session.remove_below(end_key, left)
-            if session.holder is None:
-                self.put_away(session)
-            if not left:
-                break
-        return limit - left
+        return below
 
     # --- holders, the matter of `SessionQueue` ----------------------------------------------------
 
@@ -393,6 +416,7 @@ class MessagesBySession(SubQueueState):
         self.held.clear()
         self.dormant.clear()
         self.dormant_deferred.clear()
+        self._below.clear()
         self.available.clear()
         self.states.clear()
         super().clear()
