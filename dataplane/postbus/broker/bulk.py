@@ -236,7 +236,11 @@ class BulkAccess:
         cursors = dict(zip(self._partitions(address), (put.cursor for put in puts), strict=True))
         if cursors[home.partition_id].plan is not None:
             return await self._followed(address, name, cursors[home.partition_id])
-        positions = {number: cursor.settled for number, cursor in cursors.items()}
+        # A cursor that an interrupted drop has left may be further on; a drain begins with all.
+        positions = {
+            number: 0 if kind is GroupKind.DRAIN else cursor.settled
+            for number, cursor in cursors.items()
+        }
         first = ResetGroup(*_place(address), name, positions, is_first=True)
         decided = await self._call(home, first)
         return await self._followed(address, name, decided.cursor, is_placed=True, is_new=True)

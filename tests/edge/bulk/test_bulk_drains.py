@@ -17,10 +17,12 @@ from azure.servicebus import (
 from azure.servicebus.exceptions import ServiceBusError
 
 from postbus.contract.bulk import ReaderGroup, RejectedMessages
+from postbus.entity.group_commands import DropGroup
 from tests.edge.bulk.bulk_client import (
     BulkClient,
     bodies_of,
     group_of,
+    handler_of,
     nothing_is_held,
     problem_of,
     reaped,
@@ -248,6 +250,25 @@ async def test_a_partitioned_queue_is_drained_by_one_plan(http: HttpClient) -> N
     assert (await http.take(queue)).status == 400
     await settle(bulk, group)
     await wait_until(lambda: http.bus.counts(queue).active == 0)
+
+
+async def test_a_drain_is_created_again_after_half_of_it_was_dropped(http: HttpClient) -> None:
+    queue = http.bus.queue(enablePartitioning=True)
+    for n in range(40):
+        await send(http, queue, f"m{n}", PartitionKey=f"k{n}")
+    bulk = await drained(http, queue)
+    group = await planned(bulk)
+    await settle(bulk, group)
+    while sum(each.messages for each in (await bulk.ranges()).partitions):
+        await reaped(http.bus)
+    access = handler_of(http.bus)._access
+    address = http.bus.run(access.resolve(queue))
+    place = (address.entity_no, address.sub_queue)
+    http.bus.run(access._call(access._home(address), DropGroup(*place, "lake")))
+    await send(http, queue, "later", PartitionKey="k1")
+    http.bus.advance(1_000)
+    bulk = await drained(http, queue)
+    assert bodies_of(await bulk.read(await planned(bulk))) == [b"later"]
 
 
 @pytest.mark.parametrize(
