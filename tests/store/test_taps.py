@@ -234,6 +234,31 @@ async def test_a_tap_that_comes_while_rows_are_deleted_keeps_the_rest(
     await store.close()
 
 
+async def test_a_tap_that_comes_while_rows_of_another_are_deleted_keeps_the_rest(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(database, upkeep_limits=UpkeepLimits(reap_rows=2))
+    async with driven(store) as it, connected(database) as look:
+        await start(it, tap(DEAD_KEY, "dead", DEAD))
+        await it.commit(outcome(mutations=[settle(1, 2, 3, 4, 5, 6)]))
+        settled = it.journal._upkeep._settled
+        chunk = settled._reap_chunk
+
+        async def with_tap(*arguments: object) -> object:
+            found = await chunk(*arguments)  # type: ignore[arg-type]
+            settled._taps.put(tap(3))
+            return found
+
+        monkeypatch.setattr(settled, "_reap_chunk", with_tap)
+        await reap(it)
+        assert await stored(look) == [3, 4, 5, 6]
+        assert await low(look) == 3
+        settled._taps.put(tap(5))
+        await reap(it)
+        assert await stored(look) == [5, 6], "its rows are not forgotten"
+    await store.close()
+
+
 class Model:
     """A settled row goes when it is old and below all cursors, and not before."""
 

@@ -173,12 +173,13 @@ class SettledRows:
         """
         reaped = 0
         first_key, pins.first_key = pins.first_key, ALL_KEYS
+        bounds = pins.bounds()
         is_done = False
         try:
-            for start, end in await self._ranges(entity_no, pins, first_key):
+            for start, end in await self._ranges(entity_no, bounds, first_key):
                 count = self._limits.reap_rows
                 while count == self._limits.reap_rows:
-                    if time.monotonic() > until:
+                    if time.monotonic() > until or self._has_lower(entity_no, pins, bounds):
                         return reaped, True
                     row = await self._reap_chunk(REAP_RANGE, entity_no, now_ms, start, end)
                     count = int(row["count"])
@@ -191,7 +192,7 @@ class SettledRows:
         if entity_no in self._retentions:
             count = self._limits.reap_rows
             while count == self._limits.reap_rows:
-                if time.monotonic() > until:
+                if time.monotonic() > until or self._has_lower(entity_no, pins, bounds):
                     return reaped, True
                 row = await self._reap_chunk(
                     REAP_TAPPED, entity_no, now_ms, pins.scanned_ms, pins.bounds()
@@ -201,9 +202,16 @@ class SettledRows:
             pins.scanned_ms = self._before_ms(entity_no, now_ms) - LATE_MS
         return reaped, False
 
-    async def _ranges(self, entity_no: int, pins: Pins, first_key: int) -> list[tuple[int, int]]:
+    def _has_lower(self, entity_no: int, pins: Pins, bounds: list[int]) -> bool:
+        """Return whether a group was created or set back: what it needs stays."""
+        if self._taps.of(entity_no) is not pins:
+            return True
+        return any(now < then for now, then in zip(pins.bounds(), bounds, strict=True))
+
+    async def _ranges(
+        self, entity_no: int, bounds: list[int], first_key: int
+    ) -> list[tuple[int, int]]:
         """Return the ranges of keys from `first_key` to the cursors that have settled rows."""
-        bounds = pins.bounds()
         if first_key >= max(bounds):
             return []
         async with fenced(self._store, self._partition_id, self._epoch) as connection:
