@@ -327,6 +327,7 @@ def test_messages_that_are_forwarded_later_stay_for_a_tap(has_session: bool) -> 
     session = "s" if has_session else None
     rig.send(message("a", session=session), message("b", session=session))
     rig.put(QueueProperties(forward_to="far", **properties))
+    assert cursor_of(rig.apply(PutGroup(*PLACE, TAP, 0))).kind is TAP, "it is there already"
     rig.tick_now()
     bus.settle()
     assert bus.rigs[2].peek_names() == ["a", "b"]

@@ -100,13 +100,13 @@ def _listed(entity: QueueState, sub_queue: SubQueue, name: str | None) -> Ranges
 
 def _put(entity: QueueState, command: PutGroup) -> CursorAt | Refused:
     kind, is_drain = command.sub_queue, command.kind is GroupKind.DRAIN
+    is_known = entity.groups.find(kind, command.name) is not None
     refused = entity.status_refusal()
     target = entity.target_of(kind)
-    if refused is None and target is not None:
+    if refused is None and target is not None and not is_known:
         refused = Refused(Refusal.NOT_ALLOWED, f"the messages are forwarded to {target}")
     if refused is not None:
         return refused
-    is_known = entity.groups.find(kind, command.name) is not None
     put = entity.groups.put(command, entity.next_position(kind))
     if isinstance(put, CursorAt) and not is_known:
         entity.follow_groups()
