@@ -38,7 +38,7 @@ from postbus.entity.group_commands import (
     RowsRejected,
     SettleRange,
 )
-from postbus.entity.outcomes import Settling
+from postbus.entity.outcomes import Outcome, PutCursor, Settling
 from postbus.entity.queues.message_order import MessageOrder
 from postbus.entity.sessions.messages_by_session import MessagesBySession
 from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, message, name_of, properties_of
@@ -459,6 +459,26 @@ def test_a_follower_settles_and_freezes_what_the_home_has_decided() -> None:
     rig.apply(FollowHome(*place, 5, "driver", end - 1, end))
     rig.tick_now()
     assert rig.peek_names() == ["b"]
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_follower_that_missed_a_reset_begins_with_what_is_left(is_settled: bool) -> None:
+    """A claim brings the news of a reset that failed on its way: what was rejected stays so."""
+    rig = Rig()
+    rig.send("a", "b")
+    place = (QUEUE, ACTIVE, "lake")
+    cursor_of(rig.apply(PutGroup(*place, DRAIN, 0)))
+    end = max(rig.tables.rows) + 1
+    rig.apply(FollowHome(*place, 5, "driver", 0, end))
+    rig.apply(RejectRows(*place, 5, [end - 1], "x", ""))
+    if is_settled:
+        rig.apply(FollowHome(*place, 5, "driver", end, end))
+    rig.advance(1_000)
+    cursor = cursor_of(rig.apply(FollowHome(*place, 7, "driver", 0, 0)))
+    assert (cursor.settled, cursor.placed_ms) == (0, rig.now_ms)
+    outcome = rig.results[-1]
+    assert isinstance(outcome, Outcome)
+    assert outcome.mutations == [PutCursor(*place, cursor, is_placed=True)]
 
 
 @pytest.mark.parametrize("seed", range(24))

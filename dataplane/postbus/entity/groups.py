@@ -166,13 +166,20 @@ class ReaderGroups:
         changed = self._changed(cursor, command, partition_id, listed)
         if isinstance(changed, Refused):
             return changed
-        if cursor.kind is GroupKind.DRAIN and changed.settled < cursor.settled:
-            if command.sub_queue in self._undrained:
+        is_set_back = False
+        if cursor.kind is GroupKind.DRAIN:
+            if changed.settled < cursor.settled and command.sub_queue in self._undrained:
                 return UNDRAINED
-        elif cursor.kind is GroupKind.DRAIN and changed.settled > cursor.settled:
-            self._undrained.add(command.sub_queue)
-        is_placed = isinstance(command, ResetGroup) or (
-            isinstance(command, FollowHome) and command.is_placed
+            if changed.settled > cursor.settled:
+                self._undrained.add(command.sub_queue)
+            # By a claim, too, when the reset before it did not come through.
+            is_set_back = changed.planned < cursor.planned
+            if is_set_back:
+                changed = changed._replace(placed_ms=self._context.now_ms)
+        is_placed = (
+            is_set_back
+            or isinstance(command, ResetGroup)
+            or (isinstance(command, FollowHome) and command.is_placed)
         )
         if changed == cursor and not is_placed:
             return CursorAt(cursor)
