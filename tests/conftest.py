@@ -21,11 +21,15 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from hypothesis import settings
 
 from postbus.process.embedded import SUPERUSER, EmbeddedPostgres, find_binaries, major_of
 from postbus.store.postgres import Store
 from tests.sdk_pauses import shorten_sdk_pauses
 from tests.store.driving import make_partition
+
+settings.register_profile("untimed", deadline=None)  # a first import may take seconds
+settings.load_profile("untimed")
 
 TEMPLATE = "postbus_template"
 KILLS = Path(__file__).parent / "faults"
