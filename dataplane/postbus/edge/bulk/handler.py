@@ -26,7 +26,6 @@ from postbus.contract.bulk import (
     GENERATION_KEY,
     PARTITION_KEY,
     ClaimReaderGroup,
-    GroupKindName,
     GroupRequest,
     PartitionRange,
     PlanRanges,
@@ -57,12 +56,11 @@ from postbus.edge.bulk.requests import (
     read_body,
     refusal_of,
 )
-from postbus.edge.group_limits import limits_of, shown_limits
+from postbus.edge.group_fields import KIND_NAMES, KINDS, limits_of, shown_limits
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
 from postbus.edge.web.http_listener import SERVER
 from postbus.edge.web.http_server import read_limited
 from postbus.entity.commands import SubQueue
-from postbus.entity.group_commands import GroupKind
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +82,6 @@ HEADERS: Final = {
     "Server": SERVER,  # only answers that are not begun yet get it elsewhere
 }
 MANAGED: Final = frozenset({Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET})
-KIND_NAMES: Final[dict[GroupKind, GroupKindName]] = {
-    GroupKind.TAP: "tap",
-    GroupKind.DRAIN: "drain",
-}
 NO_ARROW: Final = "this broker has no pyarrow: install postbus with the extra `bulk`"
 
 A = TypeVar("A", bound=GroupRequest)
@@ -147,7 +141,7 @@ class BulkHandler:
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
         asked, address = await self._asked(request, target, PutReaderGroup)
-        kind, limits = GroupKind[asked.kind.upper()], limits_of(asked)
+        kind, limits = KINDS[asked.kind], limits_of(asked)
         group = await self._access.put_group(address, target.group, asked.start, kind, limits)
         return _json(self._shown(address, group), 201 if group.is_new else 200)
 

@@ -17,8 +17,7 @@ from postbus.contract.control_groups import (
 )
 from postbus.edge.control.calls import Answer, Call, Handler, refused
 from postbus.edge.control.messages import path_of
-from postbus.edge.group_limits import limits_of, shown_limits
-from postbus.entity.group_commands import GroupKind
+from postbus.edge.group_fields import KIND_NAMES, KINDS, limits_of, shown_limits
 
 
 class ControlReaderGroups:
@@ -44,10 +43,8 @@ class ControlReaderGroups:
         asked = call.read(CreateReaderGroup)
         try:
             address = await self._address(asked)
-            kind = GroupKind[asked.kind.upper()]
-            group = await self._access.put_group(
-                address, asked.name, asked.start, kind, limits_of(asked)
-            )
+            kind, limits = KINDS[asked.kind], limits_of(asked)
+            group = await self._access.put_group(address, asked.name, asked.start, kind, limits)
             answer = await self._answer(address, group)
         except BulkRefused as error:
             raise refused(error.refused) from error
@@ -85,7 +82,7 @@ def _described(each: ListedGroup) -> ReaderGroupDescription:
             "entity": each.address.name,
             "sub_queue": SUB_QUEUE_NAMES[each.address.sub_queue],
             "name": each.group.name,
-            "kind": each.group.cursor.kind.name.lower(),
+            "kind": KIND_NAMES[each.group.cursor.kind],
             "epoch": each.group.cursor.epoch,
             "reader": each.group.cursor.reader,
             "plan_number": plan.number,

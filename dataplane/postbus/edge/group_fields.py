@@ -1,9 +1,17 @@
-"""Limits of reader groups between the bodies of both APIs and the commands of entities."""
+"""Kinds and limits of reader groups between the bodies of both APIs and entity commands."""
 
 from __future__ import annotations
 
-from postbus.contract.bulk import PinLimited
-from postbus.entity.group_commands import NO_LIMITS, Limits
+from typing import Final
+
+from postbus.contract.bulk import GroupKindName, PinLimited
+from postbus.entity.group_commands import NO_LIMITS, GroupKind, Limits
+
+KINDS: Final[dict[GroupKindName, GroupKind]] = {
+    "tap": GroupKind.TAP,
+    "drain": GroupKind.DRAIN,
+}
+KIND_NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
 
 def limits_of(asked: PinLimited) -> Limits | None:
