@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
 import threading
 import time
@@ -54,8 +55,10 @@ QUEUE, TOPIC, SUBSCRIPTION = "orders", "order-events", "everything"
 def load(bus: DevBus, share: float) -> Iterator[None]:
     """Send, receive and dead-letter in waves until the context ends.
 
-    A machine under load loses locks; what fails is left to the next round.
+    A machine under load loses locks; what fails is left to the next round. A reader group keeps
+    what receivers settle, and nobody reads it.
     """
+    _make_group(bus)
     stop = threading.Event()
     threads = [
         threading.Thread(target=work, args=(bus, share, stop))
@@ -69,6 +72,17 @@ def load(bus: DevBus, share: float) -> Iterator[None]:
         stop.set()
         for each in threads:
             each.join()
+
+
+def _make_group(bus: DevBus) -> None:
+    body = {"entity": QUEUE, "name": "lake", "start": "earliest"}
+    request = urllib.request.Request(
+        f"{bus.control}/v1/reader-groups/create",
+        data=json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {bus.token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 201
 
 
 def _send(bus: DevBus, share: float, stop: threading.Event) -> None:
