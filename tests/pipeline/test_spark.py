@@ -185,7 +185,7 @@ def test_tables_of_sql_read_it(spark: SparkSession, options: dict[str, str]) -> 
     ("more", "text"),
     [
         ({"maxMessagePerTrigger": "1"}, "did you mean maxMessagesPerTrigger?"),
-        ({"mode": "drain"}, "the mode drain is not there yet"),
+        ({"mode": "peek"}, "the mode peek is not there yet"),
         ({"connectionString": "Endpoint=sb://x"}, "would show a key in query plans"),
     ],
 )

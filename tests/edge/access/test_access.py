@@ -275,6 +275,7 @@ HTTP: dict[tuple[str, str], tuple[str, str, str, bytes]] = {
     ("bulk", "claim"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/claim", b""),
     ("bulk", "plan"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/plan", b""),
     ("bulk", "settle"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/settle", b""),
+    ("bulk", "reject"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/reject", b""),
     ("bulk", "put"): ("http", "PUT", f"/{QUEUE}/$bulk/groups/put-{{shown}}", b""),
     ("bulk", "reset"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/reset", b""),
     ("bulk", "drop"): ("http", "DELETE", f"/{QUEUE}/$bulk/groups/absent", b""),
