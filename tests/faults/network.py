@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit, urlunsplit
@@ -122,12 +122,13 @@ class _Pair:
         healed: asyncio.Event,
     ) -> None:
         is_answer = target is self._writer
-        while data := await source.read(CHUNK):
-            if self._is_late:
-                await healed.wait()
-            if target is not None and not (self.is_lost or (is_answer and self._is_deaf)):
-                target.write(data)
-                await target.drain()
+        with suppress(OSError):  # a reset ends it as an end does: a process was killed
+            while data := await source.read(CHUNK):
+                if self._is_late:
+                    await healed.wait()
+                if target is not None and not (self.is_lost or (is_answer and self._is_deaf)):
+                    target.write(data)
+                    await target.drain()
         if self._is_late:
             await healed.wait()
         if target is not None and not (self.is_lost or (is_answer and self._is_deaf)):
