@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from postbus.assembly.shipping import connect_shippers
+from postbus.assembly.shipping import connect_hosts
 from postbus.broker.address import Address
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.clock import EntityClock, ManualClock
@@ -191,7 +191,7 @@ async def running(
             for partition_id in range(partition_count)
         ]
         directory.follow(hosts)
-        connect_shippers(hosts, directory)
+        connect_hosts(hosts, directory, lambda number: stores[number % len(stores)])
         try:
             yield Bus(hosts, directory, Router(hosts, directory))
         finally:

@@ -21,7 +21,10 @@ def test_bulk_reads_find_what_the_guide_says(tmp_path: Path) -> None:
     with running_dev_bus("examples") as bus:
         lines = lines_of_shell(BULK, bus, tmp_path)
     assert "one" in lines[lines.index("2 rows") - 1]
-    assert lines[-1] == '{"rejected":2,"refused":{}}'
+    assert '{"rejected":2,"refused":{}}' in lines
+    published = '"messages":3,"left":0,"isDone":true,"waitsFor":""}'
+    assert lines[-4] == '{"writer":"prices","batch":1,' + published
+    assert [line[-8:] for line in lines[-3:]] == [f'"row {n}"}}' for n in range(3)]
 
 
 def test_codes_of_bulk_reads_are_those_of_the_guide() -> None:

@@ -27,7 +27,7 @@ import pytest
 import uvloop
 from azure.servicebus import ServiceBusClient
 
-from postbus.assembly.shipping import connect_shippers
+from postbus.assembly.shipping import connect_hosts
 from postbus.broker.access.authorization_rules import AuthorizationRules
 from postbus.broker.access.authorization_rules import Keys as RuleKeys
 from postbus.broker.access.authz import Authorizer, KeyRule
@@ -61,6 +61,7 @@ from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.bulk.handler import BulkHandler
+from postbus.edge.bulk.writers import WriterCalls
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
 from postbus.edge.port_multiplexer import PortMultiplexer
 from postbus.edge.runtime.handler import RuntimeHandler
@@ -218,7 +219,7 @@ class BusThread:
                 for partition_id in range(PARTITION_COUNT)
             ]
             self._directory.follow(self._hosts)
-            connect_shippers(self._hosts, self._directory)
+            self.writers = connect_hosts(self._hosts, self._directory, lambda _: store)
             self.router = Router(self._hosts, self._directory)
             self._controls = Controls(self._hosts, self.router, self.clock)
             await self._administer(store, tasks)
@@ -279,7 +280,11 @@ class BusThread:
             runtime=runtime,
             websocket=WebSocketHandler(self.listener),
             bulk=BulkHandler(
-                BulkAccess(self.router, self._hosts, 1_700_000_000_000), http_authorizer
+                BulkAccess(self.router, self._hosts, 1_700_000_000_000),
+                http_authorizer,
+                WriterCalls(
+                    self.writers, http_authorizer, lambda: self.limits, self.listener.inflight
+                ),
             ),
         )
         self.front = PortMultiplexer(self.listener, self.http, tasks)

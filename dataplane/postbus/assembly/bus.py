@@ -21,13 +21,11 @@ from postbus.assembly.defining import Defining
 from postbus.assembly.listeners import Inside, Listener, ListenError, Listeners
 from postbus.assembly.loading import LOADING_S, load_partitions
 from postbus.assembly.opening import BusError, Opened, Opening, read_seal
-from postbus.assembly.shipping import connect_shippers
+from postbus.assembly.shipping import connect_hosts
 from postbus.assembly.store_trouble import explain_store_error
 from postbus.broker.access.authz import Authorizer
 from postbus.broker.access.own_names import OwnNames
-from postbus.broker.administration import (
-    Administration,
-)
+from postbus.broker.administration import Administration
 from postbus.broker.audit import Audit
 from postbus.broker.bulk import BulkAccess
 from postbus.broker.catalog.catalog import Catalog
@@ -42,6 +40,7 @@ from postbus.broker.partition.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.trouble import Troubles
 from postbus.broker.router import Router
+from postbus.broker.writers import WriterAccess
 from postbus.contract.entities import EntityKind, Right
 from postbus.entity.window import WindowBudget
 from postbus.manifests.reader import BusDefinition
@@ -122,6 +121,7 @@ class Bus:
         self._administration: Administration | None = None
         self._audit: Audit | None = None
         self._message_operations: MessageOperations | None = None
+        self._writers: WriterAccess  # made with the hosts
         self._listeners = Listeners(settings, definition, data)
         self._sampler: Sampler | None = None
         self._readiness: Readiness | None = None
@@ -373,7 +373,7 @@ class Bus:
         for host in self._hosts[1:]:
             host.ownership.follow(self._hosts[0].ownership)
         directory.follow(self._hosts)
-        connect_shippers(self._hosts, directory)
+        self._writers = connect_hosts(self._hosts, directory, stores.home_of)
         if not self._settings.is_tracing_enabled:
             return Router(self._hosts, directory)
         self._spans = self._open_spans()
@@ -432,6 +432,7 @@ class Bus:
         inside = Inside(
             router=router,
             bulk=bulk,
+            writers=self._writers,
             namespace=opened.namespace,
             administration=self.administration,
             authorizer=self._authorizer,

@@ -26,6 +26,7 @@ from postbus.broker.bulk import BulkAccess
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.router import Router
+from postbus.broker.writers import WriterAccess
 from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.access.auth_throttle import AuthThrottle
@@ -34,6 +35,7 @@ from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.bulk.handler import BulkHandler
+from postbus.edge.bulk.writers import WriterCalls
 from postbus.edge.certificates import CertificateUnusable, ReloadingContext, Renewal, TlsFiles
 from postbus.edge.control.authorization import TokenFileError
 from postbus.edge.port_multiplexer import PortMultiplexer
@@ -69,6 +71,7 @@ class Inside:
 
     router: Router
     bulk: BulkAccess
+    writers: WriterAccess
     namespace: Namespace
     administration: Administration
     authorizer: Authorizer
@@ -152,13 +155,19 @@ class Listeners:
             inside.created_ms,
             inside.audit,
         )
+        writers = WriterCalls(
+            inside.writers,
+            http_authorizer,
+            lambda: inside.administration.limits,
+            self._amqp.inflight,
+        )
         self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.inflight)
         self._http = HttpServer(
             name,
             administration=administration,
             runtime=self._runtime,
             websocket=WebSocketHandler(self._amqp),
-            bulk=BulkHandler(inside.bulk, http_authorizer),
+            bulk=BulkHandler(inside.bulk, http_authorizer, writers),
             is_healthy=inside.readiness.is_ready,
             names=inside.names if is_loopback(settings.host) else None,
         )

@@ -416,7 +416,7 @@ class BulkAccess:
     ) -> PartitionRanges:
         listed = await self._call(host, ListRanges(*_place(address), group))
         low = await self._low(address, host, group)
-        with _store_errors():
+        with store_errors():
             blocks = await host.bulk.blocks(*_place(address), low, listed.readable)
         return PartitionRanges(
             host.partition_id,
@@ -459,7 +459,7 @@ class BulkAccess:
             raise BulkRefused(Refused(Refusal.STALE_CHECKPOINT, text))
         if (refused := end_refusal(listed, end, partition_id)) is not None:
             raise BulkRefused(refused)
-        with _store_errors():
+        with store_errors():
             blocks = await host.bulk.blocks(*_place(address), first, end)
         # Blocks without rows are forgotten: their rows are missing below this mark.
         _check_low(partition_id, first, await self._low(address, host, group))
@@ -467,7 +467,7 @@ class BulkAccess:
         for block in blocks:
             rest = block
             while rest.first < rest.end:
-                with _store_errors():
+                with store_errors():
                     chunk = await host.bulk.read(
                         *_place(address),
                         rest,
@@ -497,12 +497,12 @@ class BulkAccess:
         ends = await self._ends(address)
         found = {}
         for number, host in self._partitions(address).items():
-            with _store_errors():
+            with store_errors():
                 found[number] = await host.bulk.position_at(*_place(address), time_ms, ends[number])
         return found
 
     async def _low(self, address: Address, host: Host, group: str | None) -> int:
-        with _store_errors():
+        with store_errors():
             low = await host.bulk.low_mark(*_place(address), group)
         _check_low(host.partition_id, low, low)
         return low
@@ -543,7 +543,7 @@ class BulkAccess:
 
 
 @contextmanager
-def _store_errors() -> Iterator[None]:
+def store_errors() -> Iterator[None]:
     """Raise `BulkRefused` for a store that cannot be read."""
     try:
         yield

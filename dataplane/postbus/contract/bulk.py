@@ -1,4 +1,4 @@
-"""Bodies of the bulk API: reader groups and the ranges that they read.
+"""Bodies of the bulk API: reader groups with the ranges that they read, and writers.
 
 Paths are below `/{entity}/$bulk/` on the port for messages. Rows are not JSON: `columns` of an
 Arrow stream, as `ROW_COLUMNS` lists them. Positions are opaque: they order the messages of a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from postbus.contract.control import Body, ResponseBody
 from postbus.contract.control_messages import SubQueueName
@@ -63,6 +63,13 @@ GroupKindName = Literal["tap", "drain"]
 MAX_REJECTED: Final = 1_000
 """Messages of one request."""
 MAX_REASON_CHARS: Final = 4_096
+MAX_STAGE_BYTES: Final = 4 << 20
+"""Bytes of a request that stages messages; a larger message may be alone in one."""
+MAX_STAGED: Final = 1_000
+"""Messages of one request that stages some."""
+MAX_STAGES: Final = 65_536
+"""Stages of one batch."""
+MAX_RATE: Final = 1_000_000
 OnPinLimit = Literal["fail", "drop"]
 
 
@@ -162,6 +169,35 @@ class RejectMessages(GroupRequest):
     description: str = Field("", max_length=MAX_REASON_CHARS)
 
 
+Batch = Annotated[int, Field(ge=0, le=MAX_POSITION)]
+Stages = Annotated[tuple[Position, ...], Field(max_length=MAX_STAGES)]
+
+
+class PublishBatch(Body):
+    """Stages of a writer that become its batch, in this order.
+
+    Batches of a writer rise. `rate`: messages per second at most; null: as fast as they are stored.
+    A batch may have no stage.
+    """
+
+    batch: Batch
+    stages: Stages
+    rate: int | None = Field(None, ge=1, le=MAX_RATE)
+
+    @field_validator("stages")
+    @classmethod
+    def _once(cls, stages: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(stages)) < len(stages):
+            raise ValueError("names a stage twice")
+        return stages
+
+
+class AbortStages(Body):
+    """Stages of a writer that are not published and are not needed any more."""
+
+    stages: Stages
+
+
 # --- responses ----------------------------------------------------------------------------------
 
 
@@ -243,6 +279,35 @@ class RejectedMessages(ResponseBody):
     refused: dict[int, str]
 
 
+class StagedMessages(ResponseBody):
+    """Messages that were stored invisibly. `stage` names them; `bytes` is their size for quotas."""
+
+    stage: int
+    messages: int
+    bytes: int
+
+
+class PublishedBatch(ResponseBody):
+    """The last batch of a writer.
+
+    `left`: messages that are still to arrive. `waits_for`: why they cannot at present, "" if they
+    can. From this answer on all of them are accepted, whatever happens to the writer.
+    """
+
+    writer: str
+    batch: int
+    messages: int
+    left: int
+    is_done: bool
+    waits_for: str
+
+
+class AbortedStages(ResponseBody):
+    """The number of stages that were removed."""
+
+    aborted: int
+
+
 class BulkProblem(ResponseBody):
     """A refusal. `code` is for programs, `detail` for people: it says what to do."""
 
@@ -257,6 +322,11 @@ class BulkProblem(ResponseBody):
         "NotAllowed",
         "QuotaExceeded",
         "Unavailable",
+        "StaleWriter",
+        "StagesGone",
+        "WriterBusy",
+        "WriterNotFound",
+        "MessageTooLarge",
         "TooManyReaders",
     ]
     detail: str

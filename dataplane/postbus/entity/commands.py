@@ -136,6 +136,14 @@ class Enqueued:
 
 
 @dataclass(slots=True)
+class SendsChecked:
+    """`index`: the first message that would be refused, and why; None if none would."""
+
+    index: int | None
+    refused: Refused | None
+
+
+@dataclass(slots=True)
 class Settled:
     """`lost` are the indexes of tokens whose lock was no longer held; None if all were held."""
 
@@ -251,6 +259,7 @@ Reply: TypeAlias = (
     | GroupsListed
     | RangesListed
     | RowsRejected
+    | SendsChecked
     | Done
 )
 
@@ -598,6 +607,30 @@ class Arrive(Expects[Arrived]):
 
 
 @dataclass(slots=True)
+class CheckSends(Expects[SendsChecked]):
+    """Check messages as an `Enqueue` does, without storing them.
+
+    `waiting_bytes`: what is staged for the entity already, and counts as if it were stored.
+    """
+
+    entity_no: int
+    messages: list[Envelope]
+    waiting_bytes: int
+
+
+@dataclass(slots=True)
+class NotePublication(Expects[Done]):
+    """Note that messages of a writer are to arrive, or that they have (ADR 45).
+
+    Meanwhile the entity is neither empty nor idle.
+    """
+
+    entity_no: int
+    writer: str
+    is_open: bool
+
+
+@dataclass(slots=True)
 class Shipped(Expects[Done]):
     """The answer to an effect `Ship`: these numbers arrived, or were refused permanently."""
 
@@ -686,8 +719,8 @@ class Quiesce(Expects[Done]):
     """Clean stop: journal every acquisition that is outstanding and the sizes (ADR 19, ADR 37)."""
 
 
-MessageCommand: TypeAlias = Enqueue | Transact | Arrive | ResendBySequence
-"""Commands that store messages: refused while the store is full or behind."""
+MessageCommand: TypeAlias = Enqueue | Transact | Arrive | CheckSends | ResendBySequence
+"""Commands that bring messages: refused while the store is full or behind."""
 SettleCommand: TypeAlias = Settle | CompleteSessions
 """Commands that settle locked messages; `Transact` contains some too."""
 OtherCommand: TypeAlias = (
@@ -708,6 +741,7 @@ OtherCommand: TypeAlias = (
     | ListSessions
     | CheckLocks
     | ReserveNumbers
+    | NotePublication
     | Shipped
     | Freeze
     | Hold

@@ -37,12 +37,13 @@ class EntityState(ABC):
     """See the module's docstring. The hot path reads these copies of some properties.
 
     `state_bytes` is the size of the states of its sessions, `outbound` the number of its messages
-    in the outbox.
+    in the outbox; `awaited` are the writers whose messages are still to arrive.
     """
 
     __slots__ = (
         "accessed_ms",
         "active",
+        "awaited",
         "dead_letters_expired",
         "default_ttl_ms",
         "entity_no",
@@ -80,6 +81,7 @@ class EntityState(ABC):
         self.size_bytes = size_bytes
         self.state_bytes = 0
         self.outbound = 0
+        self.awaited: frozenset[str] = frozenset()
         self.accessed_ms = 0  # time of the last send or receive of a client in this life
 
     @abstractmethod

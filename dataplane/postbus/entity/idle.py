@@ -220,7 +220,7 @@ class IdleEntities:
     def is_busy(self, entity_no: int) -> bool:
         """Return whether an entity is in use without commands."""
         entity = self._entities[entity_no]
-        if len(entity.scheduled) or entity.outbound:
+        if len(entity.scheduled) or entity.outbound or entity.awaited:
             return True
         if any(sub.has_receivers() for sub in entity.sub_queues()):
             return True
@@ -301,7 +301,7 @@ class IdleEntities:
 
 def _not_empty(entity: QueueState) -> Refused | None:
     """Return a refusal with the number of messages of an entity, None if it is empty."""
-    count = entity.message_count
+    count = entity.message_count + len(entity.awaited)
     if isinstance(entity, TopicState):
         count += sum(each.message_count for each in entity.subscriptions.values())
     if not count:

@@ -466,7 +466,7 @@ class LoadedPartition:
     first key never reserved. `sessions`: entity ->
     session -> its row keys in ACTIVE, in key order, of entities that require sessions; these are
     in `keys` too. `session_states`: entity -> session -> its state, without the bytes. `outbox` is
-    in order of number.
+    in order of number. `awaited`: entity -> writers whose messages are still to arrive.
     """
 
     epoch: int
@@ -484,6 +484,7 @@ class LoadedPartition:
     seen: list[RecordIds] = field(default_factory=list)
     outbox: list[PutOutbound] = field(default_factory=list)
     inbound: list[PutInbound] = field(default_factory=list)
+    awaited: dict[int, list[str]] = field(default_factory=dict)
     cursors: list[PutCursor] = field(default_factory=list)
 
     def begin_at(self, now_ms: int) -> None:

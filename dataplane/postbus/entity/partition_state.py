@@ -24,6 +24,7 @@ from postbus.entity.commands import (
     Arrive,
     CancelScheduled,
     CheckLocks,
+    CheckSends,
     Command,
     CompleteSessions,
     DeleteBySequence,
@@ -36,6 +37,7 @@ from postbus.entity.commands import (
     Hold,
     ListSessions,
     LoseLocks,
+    NotePublication,
     Peek,
     PutEntity,
     Quiesce,
@@ -249,6 +251,8 @@ class PartitionState:
                 return transactions.answer(self.entities, command)
             case Arrive():
                 return self._inbox.arrive(command, found)
+            case CheckSends() | NotePublication():
+                return self._inbox.answer(command)
             case Shipped():
                 return self._outbox.shipped(command, found) or DONE
             case Freeze():

@@ -51,6 +51,8 @@ async def load_messaging(connection: Connection, loaded: LoadedPartition) -> Non
     loaded.outbox = [PutOutbound(*row.values()) for row in await connection.fetch(OUTBOUND)]
     loaded.cursors = [_put_cursor(row) for row in await connection.fetch(GROUPS)]
     loaded.inbound = [PutInbound(*row.values()) for row in await connection.fetch(INBOUND)]
+    for row in await connection.fetch(AWAITED):
+        loaded.awaited.setdefault(row["entity_no"], []).append(row["name"])
 
 
 REMOVE_STATES: Final = """
@@ -82,6 +84,7 @@ OUTBOUND: Final = """
 select row_key, source_no, target, sequence, is_dead_letter, is_resent
 from outbound order by row_key
 """
+AWAITED: Final = "select entity_no, name from writer where slot is not null order by 1, 2"
 INBOUND: Final = "select source_partition, entity_no, last_number from inbound order by 2, 1"
 
 

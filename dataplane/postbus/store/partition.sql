@@ -192,6 +192,42 @@ create table low_mark (
     constraint low_mark_pkey primary key (entity_no, sub_queue)
 ) with (fillfactor = 50);
 
+-- What each writer of the bulk API published last (ADR 45). `slot` is set while messages of that
+-- batch are still to arrive: they come from partition -slot, see `inbound`.
+create table writer (
+    entity_no integer not null,
+    name text not null,
+    batch bigint not null,
+    message_count bigint not null,
+    rate integer,
+    slot smallint,
+    next_number bigint not null,
+    constraint writer_pkey primary key (entity_no, name)
+) with (fillfactor = 50);
+
+-- Messages of writers, invisible. `first_number`: their numbers as arrivals, once published.
+create table stage (
+    stage_no bigint not null,
+    entity_no integer not null,
+    writer text not null,
+    staged_ms bigint not null,
+    message_count integer not null,
+    size_bytes bigint not null,
+    first_number bigint,
+    constraint stage_pkey primary key (stage_no)
+) with (fillfactor = 50);
+
+create index stage_writer on stage (entity_no, writer);
+
+create table stage_part (
+    stage_no bigint not null,
+    part integer not null,
+    data bytea not null,
+    constraint stage_part_pkey primary key (stage_no, part)
+) with (toast_tuple_target = 8160);
+
+alter table stage_part alter column data set storage external;
+
 -- The writer of this partition. `incarnation` is that of postbus.broker; null: a broker of an
 -- earlier version, which writes `heartbeat_ms` (database time) itself. `persisted_ms` is entity
 -- time.

@@ -222,6 +222,9 @@ SIDE_TABLES: Final = (
     "inbound",
     "reader_group",
     "low_mark",
+    "writer",
+    "stage",
+    "stage_part",
 )
 REAP_SESSIONS: Final = """
 delete from session where ctid = any (array(

@@ -279,6 +279,11 @@ HTTP: dict[tuple[str, str], tuple[str, str, str, bytes]] = {
     ("bulk", "put"): ("http", "PUT", f"/{QUEUE}/$bulk/groups/put-{{shown}}", b""),
     ("bulk", "reset"): ("http", "POST", f"/{QUEUE}/$bulk/groups/absent/reset", b""),
     ("bulk", "drop"): ("http", "DELETE", f"/{QUEUE}/$bulk/groups/absent", b""),
+    ("bulk", "stage"): ("http", "POST", f"/{QUEUE}/$bulk/writers/absent/stage", b""),
+    ("bulk", "publish"): ("http", "POST", f"/{QUEUE}/$bulk/writers/absent/publish", b""),
+    ("bulk", "abort"): ("http", "POST", f"/{QUEUE}/$bulk/writers/absent/abort", b""),
+    ("bulk", "get writer"): ("http", "GET", f"/{QUEUE}/$bulk/writers/absent", b""),
+    ("bulk", "forget writer"): ("http", "DELETE", f"/{QUEUE}/$bulk/writers/absent", b""),
     ("administration", "root"): ("http", "GET", "/", b""),
     ("administration", "rules"): ("http", "GET", "/absent/Subscriptions/s/Rules", b""),
     ("administration", "read"): ("http", "GET", f"/{QUEUE}?api-version=2021-05", b""),
@@ -541,7 +546,26 @@ def use_a_group_token(bus: ControlledBus) -> str:
     return " ".join({str(ask(bus, *each, Authorization=signed(OF_GROUP))[0]) for each in requests})
 
 
+def publish_as_the_writer(bus: ControlledBus) -> str:
+    path, body = f"/{QUEUE}/$bulk/writers/loader/publish", b'{"batch": 1, "stages": []}'
+    return str(ask(bus, "POST", path, body, Authorization=signed(OF_WRITER))[0])
+
+
+def use_a_writer_token(bus: ControlledBus) -> str:
+    requests = (
+        ("POST", f"/{QUEUE}/$bulk/writers/other/publish"),
+        ("POST", f"/{QUEUE}/$bulk/writers/loader2/stage"),
+        ("GET", f"/{QUEUE}/$bulk/ranges"),
+        ("POST", f"/{QUEUE}/messages"),
+        ("POST", f"/{QUEUE}/messages/head?timeout=0"),
+        ("GET", f"/{QUEUE}"),
+    )
+    return " ".join({str(ask(bus, *each, Authorization=signed(OF_WRITER))[0]) for each in requests})
+
+
 FOREIGN = "evil.example"
+OF_WRITER = f"sb://localhost/{QUEUE}/$bulk/writers/loader"
+WRITER_TOKEN = f"token for `{QUEUE}/$bulk/writers/loader`"
 OF_GROUP = f"sb://localhost/{QUEUE}/$bulk/groups/lake"
 GROUP_TOKEN = f"token for `{QUEUE}/$bulk/groups/lake`"
 BARE = "token for the bare host of the bus"
@@ -581,6 +605,11 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
     (GROUP_TOKEN, "send over AMQP"): lambda bus: by_sdk(
         bus, Shown(signed(OF_GROUP), "", ""), "send"
     ),
+    (WRITER_TOKEN, "publish as that writer"): publish_as_the_writer,
+    (
+        WRITER_TOKEN,
+        "publish as another writer, read, send or receive, over HTTP",
+    ): use_a_writer_token,
     ("token for a dead-letter queue", "requests about its messages"): lambda bus: requests_of(
         bus, OPERATIONS & OF_SUB_QUEUES
     ),

@@ -22,6 +22,7 @@ from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
     Arrive,
+    CheckSends,
     Command,
     CompleteSessions,
     Delivery,
@@ -156,7 +157,7 @@ class TracedRouter(Router):
             case Transact(operations):
                 for operation in operations:
                     yield from self._traced(operation)
-            case Arrive() | ResendBySequence():
+            case Arrive() | CheckSends() | ResendBySequence():
                 pass
             case _:
                 _other: OtherCommand = command  # a type error if a case is missing above

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias, assert_never
 
 from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.directory import Directory
@@ -72,6 +72,14 @@ CLOCK_SAMPLE_S = 10.0
 CONFIRM_LOOK_S = 0.1
 
 
+class LoadedWork(Protocol):
+    """Work of a partition while it is loaded."""
+
+    def start(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+
 class Host:
     """Owns one partition while it is claimed."""
 
@@ -122,6 +130,7 @@ class Host:
         self._stop_asked = asyncio.Event()
         self._upkeep: asyncio.Task[None] | None = None
         self._shipper: Shipper | None = None
+        self._publisher: LoadedWork | None = None
 
     # --- for the router -------------------------------------------------------------------------
 
@@ -164,6 +173,16 @@ class Host:
     def ship_with(self, shipper: Shipper) -> None:
         """Set the shipper for outgoing messages; call before the partition is claimed."""
         self._shipper = shipper
+
+    def publish_with(self, publisher: LoadedWork) -> None:
+        """Set the publisher of what writers staged here; call before the partition is claimed."""
+        self._publisher = publisher
+
+    def _drop_work(self) -> None:
+        if self._shipper is not None:
+            self._shipper.drop()
+        if self._publisher is not None:
+            self._publisher.drop()
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run a task in the task group of the bus; an exception ends the bus."""
@@ -252,8 +271,7 @@ class Host:
         if self._upkeep is not None:
             self._upkeep.cancel()
         self.status = HostStatus.CLOSED
-        if self._shipper is not None:
-            self._shipper.drop()
+        self._drop_work()
         self._state = self._journal = None
         self._refuse_unreleased()
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
@@ -477,8 +495,7 @@ class Host:
             self._state.discard()
         self._state, self._journal = None, None
         journal.abandon()
-        if self._shipper is not None:
-            self._shipper.drop()
+        self._drop_work()
         self._refuse_unreleased()
         self._recovery.failed(error)
         self.reload_count += 1
@@ -560,6 +577,8 @@ class Host:
         for waiting in self._take_waiting():
             self.submit(*waiting)
         self._apply(Tick(), None, None)
+        if self._publisher is not None:
+            self._publisher.start()
 
     def _not_loaded(self, error: Exception) -> None:
         """Log the reason, and refuse waiting commands as not applied."""

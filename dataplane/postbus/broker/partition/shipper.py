@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from postbus.broker.backoff import Backoff
-from postbus.broker.placement import key_of, partition_of_key, split
+from postbus.broker.placement import arrival_partition, split
 from postbus.entity.commands import (
     Arrive,
     Arrived,
@@ -127,11 +127,13 @@ class Shipper:
 
     def place(self, target: ForwardDestination, number: int, envelope: Envelope) -> int:
         """Return the partition; a repeat must go to where its number may have been stored."""
-        if not target.is_partitioned:
-            return target.home_partition
-        count = len(self._destinations)
-        key = key_of(envelope, detects_duplicates=target.detects_duplicates)
-        return number % count if key is None else partition_of_key(key, count)
+        return arrival_partition(
+            number,
+            envelope,
+            home_partition=None if target.is_partitioned else target.home_partition,
+            count=len(self._destinations),
+            detects_duplicates=target.detects_duplicates,
+        )
 
     async def arrive(
         self,

@@ -43,6 +43,7 @@ from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
     CheckLocks,
+    CheckSends,
     Command,
     CompleteSessions,
     DeferredReceived,
@@ -61,6 +62,7 @@ from postbus.entity.commands import (
     ListSessions,
     LocksRenewed,
     LoseLocks,
+    NotePublication,
     OnReply,
     Peek,
     Peeked,
@@ -178,6 +180,8 @@ class PartitionedEntities:
                 | DeleteBySequence()
                 | ResendBySequence()
                 | Arrive()
+                | CheckSends()
+                | NotePublication()
                 | Shipped()
                 | Freeze()
                 | Hold()

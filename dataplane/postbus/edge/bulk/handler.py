@@ -1,8 +1,8 @@
-"""The bulk API: reader groups, and ranges of rows as Arrow streams (ADR 42).
+"""The bulk API: reader groups and ranges of rows as Arrow streams (ADR 42), and writers (ADR 45).
 
 Serves `/{entity}/$bulk/…` on the ports for messages. Listen reads, claims, plans, settles and
-rejects;
-Manage makes, resets and drops groups, since a group holds disk space. A token may be for one group
+rejects; Send stages and publishes; Manage makes, resets and drops groups, since a group holds disk
+space. A token may be for one group
 only (`orders/$bulk/groups/lake`): it then works nowhere else. A stream is complete only with the
 marker that ends it, so that a reader never takes a part for the whole.
 """
@@ -38,8 +38,8 @@ from postbus.contract.bulk import (
     SettlePlan,
     ShownPlan,
 )
-from postbus.contract.control import ResponseBody
 from postbus.contract.entities import EntityKind, Right
+from postbus.edge.access.attaching import target_refusal
 from postbus.edge.access.shares import Limit, Shares
 from postbus.edge.bulk.arrow_stream import (
     END_OF_STREAM,
@@ -52,10 +52,12 @@ from postbus.edge.bulk.requests import (
     Action,
     BulkError,
     BulkPath,
+    json_answer,
     parse,
     read_body,
     refusal_of,
 )
+from postbus.edge.bulk.writers import WriterCalls
 from postbus.edge.group_fields import KIND_NAMES, KINDS, limits_of, shown_limits
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
 from postbus.edge.web.http_listener import SERVER
@@ -81,18 +83,27 @@ HEADERS: Final = {
     "Cache-Control": "no-store",
     "Server": SERVER,  # only answers that are not begun yet get it elsewhere
 }
-MANAGED: Final = frozenset({Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET})
+MANAGED: Final = frozenset(
+    {Action.PUT_GROUP, Action.DROP_GROUP, Action.RESET, Action.FORGET_WRITER}
+)
+SENT: Final = frozenset({Action.STAGE, Action.PUBLISH, Action.ABORT, Action.GET_WRITER})
 NO_ARROW: Final = "this broker has no pyarrow: install postbus with the extra `bulk`"
 
 A = TypeVar("A", bound=GroupRequest)
+WriterHandling: TypeAlias = Callable[
+    [web.BaseRequest, BulkPath, Address, Grant], Awaitable[web.StreamResponse]
+]
 Handling: TypeAlias = Callable[[web.BaseRequest, BulkPath, Grant], Awaitable[web.StreamResponse]]
 
 
 class BulkHandler:
     """Answers the requests of all connections."""
 
-    def __init__(self, access: BulkAccess, authorizer: HttpAuthorizer) -> None:
+    def __init__(
+        self, access: BulkAccess, authorizer: HttpAuthorizer, writers: WriterCalls
+    ) -> None:
         self._access = access
+        self._writers = writers
         self._authorizer = authorizer
         self._streams = Shares(Limit(MAX_STREAMS))
 
@@ -100,9 +111,8 @@ class BulkHandler:
         """Answer a request; raises `HttpRefused` for a missing right only."""
         try:
             target = parse(request.method, request.raw_path)
-            needed = Right.MANAGE if target.action in MANAGED else Right.LISTEN
             grant = await self._authorizer.authorize(
-                request, target.path, needed, below=target.below
+                request, target.path, _needed(target.action), below=target.below
             )
             return await self._handling_of(target.action)(request, target, grant)
         except BulkError as error:
@@ -134,6 +144,27 @@ class BulkHandler:
                 return self._reject
             case Action.RESET:
                 return self._reset
+            case Action.STAGE:
+                return self._of_writer(self._writers.stage)
+            case Action.PUBLISH:
+                return self._of_writer(self._writers.publish)
+            case Action.ABORT:
+                return self._of_writer(self._writers.abort)
+            case Action.GET_WRITER:
+                return self._of_writer(self._writers.get)
+            case Action.FORGET_WRITER:
+                return self._of_writer(self._writers.forget)
+
+    def _of_writer(self, handling: WriterHandling) -> Handling:
+        async def handle(
+            request: web.BaseRequest, target: BulkPath, grant: Grant
+        ) -> web.StreamResponse:
+            address = await self._access.resolve(target.path)
+            if (refused := target_refusal(address)) is not None:
+                raise BulkRefused(refused)
+            return await handling(request, target, address, grant)
+
+        return handle
 
     # --- groups ---------------------------------------------------------------------------------
 
@@ -143,12 +174,12 @@ class BulkHandler:
         asked, address = await self._asked(request, target, PutReaderGroup)
         kind, limits = KINDS[asked.kind], limits_of(asked)
         group = await self._access.put_group(address, target.group, asked.start, kind, limits)
-        return _json(self._shown(address, group), 201 if group.is_new else 200)
+        return json_answer(self._shown(address, group), 201 if group.is_new else 200)
 
     async def _get(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
         address = await self._resolve(target, target.sub_queue)
         group = await self._access.group(address, target.group)
-        return _json(self._shown(address, group))
+        return json_answer(self._shown(address, group))
 
     async def _drop(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
         address = await self._resolve(target, target.sub_queue)
@@ -160,7 +191,7 @@ class BulkHandler:
     ) -> web.StreamResponse:
         asked, address = await self._asked(request, target, ResetReaderGroup)
         group = await self._access.reset_group(address, target.group, asked.start)
-        return _json(self._shown(address, group))
+        return json_answer(self._shown(address, group))
 
     async def _claim(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
@@ -168,21 +199,21 @@ class BulkHandler:
         asked, address = await self._asked(request, target, ClaimReaderGroup)
         reader = asked.reader if asked.reader.isprintable() else ""
         group = await self._access.claim_group(address, target.group, reader)
-        return _json(self._shown(address, group))
+        return json_answer(self._shown(address, group))
 
     async def _plan(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
         asked, address = await self._asked(request, target, PlanRanges)
         group = await self._access.plan_ranges(address, target.group, asked.epoch, asked.ranges)
-        return _json(self._shown(address, group))
+        return json_answer(self._shown(address, group))
 
     async def _settle(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
     ) -> web.StreamResponse:
         asked, address = await self._asked(request, target, SettlePlan)
         group = await self._access.settle_plan(address, target.group, asked.epoch, asked.number)
-        return _json(self._shown(address, group))
+        return json_answer(self._shown(address, group))
 
     async def _reject(
         self, request: web.BaseRequest, target: BulkPath, _: Grant
@@ -198,7 +229,7 @@ class BulkHandler:
             description=asked.description,
         )
         texts = {at: refusal_of(each, request.path).detail for at, each in refused.items()}
-        return _json(RejectedMessages(rejected=rejected, refused=texts))
+        return json_answer(RejectedMessages(rejected=rejected, refused=texts))
 
     def _shown(self, address: Address, group: Group) -> ReaderGroup:
         cursor, plan = group.cursor, group.plan
@@ -250,7 +281,7 @@ class BulkHandler:
             ),
             group=group,
         )
-        return _json(shown)
+        return json_answer(shown)
 
     async def _rows(
         self, request: web.BaseRequest, target: BulkPath, grant: Grant
@@ -340,12 +371,12 @@ class BulkHandler:
         return replace(address, sub_queue=sub_queue)
 
 
+def _needed(action: Action) -> Right:
+    if action in MANAGED:
+        return Right.MANAGE
+    return Right.SEND if action in SENT else Right.LISTEN
+
+
 def _cut(request: web.BaseRequest) -> None:
     if request.transport is not None:
         request.transport.abort()
-
-
-def _json(body: ResponseBody, status: int = 200) -> web.Response:
-    text = body.model_dump_json(by_alias=True) + "\n"
-    headers = {"Cache-Control": "no-store"}
-    return web.Response(text=text, status=status, content_type="application/json", headers=headers)

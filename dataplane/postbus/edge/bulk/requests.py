@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
 from postbus.contract.bulk import GROUP_NAME, MAX_POSITION, ROW_COLUMNS, BulkProblem
+from postbus.contract.control import ResponseBody
 from postbus.edge.refusals import REFUSALS
 from postbus.edge.web.authorization import RETRY_AFTER
 from postbus.entity.commands import Refusal, Refused, SubQueue
@@ -30,7 +31,7 @@ MOST_PROBLEMS: Final = 10
 MAX_PARAMETERS: Final = 16
 BELOW: Final = (
     "below /{entity}/$bulk/ are ranges, rows, groups/{name} and its claim, plan, settle,"
-    " reject and reset"
+    " reject and reset, and writers/{name} and its stage, publish and abort"
 )
 
 
@@ -47,6 +48,11 @@ class Action(Enum):
     SETTLE = "settle"
     REJECT = "reject"
     RESET = "reset"
+    STAGE = "stage"
+    PUBLISH = "publish"
+    ABORT = "abort"
+    GET_WRITER = "get writer"
+    FORGET_WRITER = "forget writer"
 
 
 _OF_GROUP: Final = {
@@ -61,6 +67,12 @@ _METHODS: Final = {
     "GET": Action.GET_GROUP,
     "DELETE": Action.DROP_GROUP,
 }
+_OF_WRITER: Final = {
+    "stage": Action.STAGE,
+    "publish": Action.PUBLISH,
+    "abort": Action.ABORT,
+}
+_WRITER_METHODS: Final = {"GET": Action.GET_WRITER, "DELETE": Action.FORGET_WRITER}
 _QUERIES: Final = {
     Action.RANGES: {"subQueue", "group", "splits"},
     Action.ROWS: {"subQueue", "group", "epoch", "partition", "from", "to", "columns"},
@@ -95,7 +107,7 @@ class BulkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BulkPath:
-    """A parsed request. `path` is the entity's; `group` "" if none is named.
+    """A parsed request. `path` is the entity's; `group` and `writer` "" if none is named.
 
     `below`: the part of the address for which a token may be, such as `$bulk/groups/lake`.
     """
@@ -104,9 +116,12 @@ class BulkPath:
     path: str
     group: str
     queries: Mapping[str, str]
+    writer: str = ""
 
     @property
     def below(self) -> str:
+        if self.writer:
+            return f"$bulk/writers/{self.writer}"
         return f"$bulk/groups/{self.group}" if self.group else f"$bulk/{self.action.value}"
 
     @property
@@ -147,35 +162,43 @@ def parse(method: str, raw_path: str) -> BulkPath:
     at = lowered.index("$bulk")
     entity = "/".join(_decoded(part) for part in parts[:at])
     queries = _read_queries(query)
-    action, group = _action_of(method, [_decoded(part) for part in parts[at + 1 :]])
+    action, group, writer = _action_of(method, [_decoded(part) for part in parts[at + 1 :]])
     unknown = sorted(queries.keys() - _QUERIES.get(action, set()))
     if unknown:
         raise invalid(f"{unknown[0]}: is not a parameter of this operation")
     group = group or queries.get("group", "")
     if group and not re.fullmatch(GROUP_NAME, group):
         raise invalid("the name of a group has small letters, digits and . _ - only, at most 128")
+    if writer and not re.fullmatch(GROUP_NAME, writer):
+        raise invalid("the name of a writer has small letters, digits and . _ - only, at most 128")
     if not entity:
         raise invalid("the path does not name an entity")
-    return BulkPath(action, entity, group, queries)
+    return BulkPath(action, entity, group, queries, writer)
 
 
-def _action_of(method: str, rest: list[str]) -> tuple[Action, str]:
+def _action_of(method: str, rest: list[str]) -> tuple[Action, str, str]:
+    """Return the operation, and the name of a group or of a writer, "" without one."""
+    group = writer = ""
     match rest:
         case ["ranges"]:
-            actions, group = {"GET": Action.RANGES}, ""
+            actions = {"GET": Action.RANGES}
         case ["rows"]:
-            actions, group = {"GET": Action.ROWS}, ""
+            actions = {"GET": Action.ROWS}
         case ["groups", group]:
             actions = _METHODS
         case ["groups", group, verb] if verb in _OF_GROUP:
             actions = {"POST": _OF_GROUP[verb]}
+        case ["writers", writer]:
+            actions = _WRITER_METHODS
+        case ["writers", writer, verb] if verb in _OF_WRITER:
+            actions = {"POST": _OF_WRITER[verb]}
         case _:
             raise BulkError(404, "InvalidRequest", BELOW)
     if method not in actions:
         allowed = ", ".join(actions)
         detail = f"{method} is not supported here, only {allowed}"
         raise BulkError(405, "InvalidRequest", detail, {"Allow": allowed})
-    return actions[method], group
+    return actions[method], group, writer
 
 
 def _read_queries(query: str) -> dict[str, str]:
@@ -211,6 +234,13 @@ def read_body(content: bytes, model: type[B]) -> B:
         raise invalid("; ".join(problems)) from None
 
 
+def json_answer(body: ResponseBody, status: int = 200) -> web.Response:
+    """Return an answer that nothing keeps."""
+    text = body.model_dump_json(by_alias=True) + "\n"
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
+
+
 def invalid(detail: str) -> BulkError:
     """Return the refusal of a malformed request."""
     return BulkError(400, "InvalidRequest", detail)
@@ -237,8 +267,10 @@ def _answer_of(refusal: Refusal) -> tuple[int, str]:
             return 409, "BusRestored"
         case Refusal.QUOTA_EXCEEDED | Refusal.STORE_FULL:
             return 403, "QuotaExceeded"
-        case Refusal.ARGUMENT_OUT_OF_RANGE:
+        case Refusal.ARGUMENT_OUT_OF_RANGE | Refusal.MESSAGE_MALFORMED | Refusal.SESSION_REQUIRED:
             return 400, "InvalidRequest"
+        case Refusal.MESSAGE_TOO_LARGE | Refusal.PROPERTIES_TOO_LARGE:
+            return 413, "MessageTooLarge"
         case Refusal.NOT_APPLIED | Refusal.BUSY | Refusal.UNKNOWN:  # each call may be repeated
             return 503, "Unavailable"
         case _:

@@ -308,6 +308,23 @@ class QueueState(EntityState):
             return Refused(Refusal.SEND_DISABLED, self.name)
         return None if self.topic is None or is_resent else NOT_SENT_TO
 
+    def first_refusal(
+        self, messages: list[Envelope], waiting_bytes: int
+    ) -> tuple[int | None, Refused | None]:
+        """Return the first message that a send would refuse, and why; change nothing.
+
+        `waiting_bytes` count as if they were stored. Duplicates are not looked for.
+        """
+        refused = self.send_refusal()
+        if refused is not None:
+            return 0, refused
+        for index, envelope in enumerate(messages):
+            refused = self._message_refusal(envelope, waiting_bytes)
+            if refused is not None:
+                return index, refused
+            waiting_bytes += envelope.size_bytes
+        return None, None
+
     def _size_refusal(self, envelope: Envelope) -> Refused | None:
         size_bytes = envelope.size_bytes
         if size_bytes <= self.max_message_bytes:
@@ -326,9 +343,9 @@ class QueueState(EntityState):
             return refused
         if envelope.session_id is None and self.active.requires_session:
             return SESSION_ID_MISSING
-        return None if self._has_room(pending_bytes + envelope.size_bytes) else QUOTA_EXCEEDED
+        return None if self.has_room(pending_bytes + envelope.size_bytes) else QUOTA_EXCEEDED
 
-    def _has_room(self, wanted_bytes: int) -> bool:
+    def has_room(self, wanted_bytes: int) -> bool:
         """Return whether the size limit allows this; that of a subscription is its topic's."""
         if self.context.is_checked:
             return True
@@ -341,7 +358,7 @@ class QueueState(EntityState):
         if not self.message_count:
             self.size_bytes = 0
         if grown_bytes > 0:
-            if not self._has_room(grown_bytes):
+            if not self.has_room(grown_bytes):
                 return False
             if self.topic is not None:
                 self.topic.take_room(grown_bytes)

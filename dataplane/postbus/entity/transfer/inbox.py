@@ -1,16 +1,26 @@
-"""Messages that arrive in a partition from outboxes."""
+"""Messages that arrive in a partition, from outboxes and from writers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from postbus.entity.commands import Arrive, Arrived, Enqueue, Enqueued, Refusal, Refused
+from postbus.entity.commands import (
+    Arrive,
+    Arrived,
+    CheckSends,
+    Done,
+    Enqueue,
+    Enqueued,
+    Refusal,
+    Refused,
+    SendsChecked,
+)
 from postbus.entity.outcomes import Needs, PutInbound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from postbus.entity.commands import StoredRow
+    from postbus.entity.commands import NotePublication, StoredRow
     from postbus.entity.outcomes import LoadedPartition
     from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
@@ -37,6 +47,22 @@ class Inbox:
     def load(self, loaded: LoadedPartition) -> None:
         for row in loaded.inbound:
             self._last_numbers[row.source_partition, row.entity_no] = row.last_number
+        for entity_no, writers in loaded.awaited.items():
+            if entity_no in self._entities:
+                self._entities[entity_no].awaited = frozenset(writers)
+
+    def answer(self, command: CheckSends | NotePublication) -> SendsChecked | Done | Refused:
+        """Check messages that are staged; note a writer whose messages are to arrive, or have."""
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return Refused(Refusal.ENTITY_NOT_FOUND)
+        if isinstance(command, CheckSends):
+            return SendsChecked(*entity.first_refusal(command.messages, command.waiting_bytes))
+        if command.is_open:
+            entity.awaited |= {command.writer}
+        else:
+            entity.awaited -= {command.writer}
+        return Done()
 
     def drop(self, entity_no: int) -> None:
         """Forget an entity that is dropped; its rows are deleted with its definition."""

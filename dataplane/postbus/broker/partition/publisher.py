@@ -1,0 +1,299 @@
+"""Sends what writers of the bulk API have published, one batch of each writer at a time (ADR 45).
+
+A published batch lies in the home partition of its entity until it has arrived. It is sent in
+chunks, in the order of its numbers, as an outbox sends: the partitions of the entity remember the
+last number, so that a repeated message is stored once. A target that is full, disabled or
+unavailable is waited for. Nothing here is durable; after a reload of the partition the rest of each
+batch is sent from its first stage on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from postbus.broker.backoff import Backoff
+from postbus.broker.partition.shipper import Destination, ForwardDestination
+from postbus.broker.placement import arrival_partition, split
+from postbus.entity.commands import Arrive, Arrived, NotePublication, Refused
+from postbus.entity.expects import Expects, R
+from postbus.message.envelope import Envelope
+from postbus.message.sequence import read_sequence
+from postbus.store.errors import StoreError, StoreUnavailable
+from postbus.store.publishing import Publication, PublishingStore, Stage
+
+logger = logging.getLogger(__name__)
+
+CHUNK_MESSAGES: Final = 256
+CHUNK_BYTES: Final = 1 << 20
+"""Maximum messages and bytes of one command, a larger message alone. Our choice: about 3 ms of the
+event loop, and a commit."""
+SENDING_CHUNKS: Final = 2
+"""Chunks of a partition's writers that are on their way at the same time."""
+CHUNKS_PER_S: Final = 10
+"""Chunks a second of a batch with a rate, if that is enough for it."""
+SWEEP_S: Final = 3_600.0
+
+
+class Home(Protocol):
+    """The host of the partition where batches lie."""
+
+    partition_id: int
+
+    @property
+    def epoch(self) -> int | None: ...
+
+    def clock(self) -> int: ...
+
+    async def call(self, command: Expects[R]) -> R | Refused: ...
+
+    def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]: ...
+
+
+class SentBatch:
+    """A batch that is being sent. `arrived`: messages of its present stage that arrived.
+
+    `waits_for`: why nothing arrives at present, "" if something does.
+    """
+
+    def __init__(self, publication: Publication) -> None:
+        self.publication = publication
+        self.arrived = 0
+        self.waits_for = ""
+        self.done = asyncio.Event()
+
+
+class Publisher:
+    """The publisher of one partition."""
+
+    def __init__(
+        self,
+        home: Home,
+        store: PublishingStore,
+        destinations: Sequence[Destination],
+        find: Callable[[int], ForwardDestination | None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`destinations` are the hosts of all partitions, in order; `find` takes the number of an
+        entity, and returns None for one that is deleted.
+        """
+        self._home = home
+        self._store = store
+        self._destinations = destinations
+        self._find = find
+        self._sleep = sleep
+        self._monotonic_s = monotonic_s
+        self._batches: dict[tuple[int, str], SentBatch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(SENDING_CHUNKS)
+
+    def start(self) -> None:
+        """Go on with the batches of a partition that was loaded."""
+        self._run(self._keep_sweeping())
+        self.look()
+
+    def drop(self) -> None:
+        """Stop sending: the partition is not ours any more, or is loaded again."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+        self._batches.clear()
+
+    def look(self) -> None:
+        """Send the batches that are in the store, now or when it answers."""
+        self._run(self._look())
+
+    def batch(self, entity_no: int, writer: str) -> SentBatch | None:
+        """Return the batch of a writer that is being sent."""
+        return self._batches.get((entity_no, writer))
+
+    async def refresh(self) -> None:
+        """Begin to send the batches that are in the store. Raises StoreUnavailable."""
+        for publication in await self._store.publications():
+            place = publication.entity_no, publication.writer
+            if place not in self._batches:
+                batch = self._batches[place] = SentBatch(publication)
+                self._run(self._send(batch))
+
+    async def sweep(self) -> None:
+        """Remove stages that nobody published. Raises StoreUnavailable and Fenced."""
+        while await self._store.sweep(self._epoch(), self._home.clock()):
+            await self._sleep(0)
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[object, object, None]) -> None:
+        task = self._home.start(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await self.refresh()
+            except StoreError as error:
+                self._log("batches of writers could not be read", error)
+                await self._sleep(backoff.next_s())
+            else:
+                return
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except StoreError as error:
+                self._log("stages of writers could not be removed", error)
+            await self._sleep(SWEEP_S)
+
+    async def _send(self, batch: SentBatch) -> None:
+        """Send a batch to its end; a failure of ours is logged, and it begins again."""
+        backoff = Backoff()
+        publication = batch.publication
+        while True:
+            try:
+                await self._send_stages(batch, backoff)
+                break
+            except Exception as error:  # noqa: BLE001 - logged; a supervised boundary, it waits
+                batch.waits_for = str(error) or type(error).__name__
+                self._log("a batch of a writer could not be sent", error)
+            await self._sleep(backoff.next_s())
+        del self._batches[publication.entity_no, publication.writer]
+        await self._home.call(
+            NotePublication(publication.entity_no, publication.writer, is_open=False)
+        )
+        batch.done.set()
+
+    async def _send_stages(self, batch: SentBatch, backoff: Backoff) -> None:
+        publication = batch.publication
+        pace = _Pace(publication.rate, self._monotonic_s, self._sleep)
+        while stages := await self._store.stages(publication.entity_no, publication.writer):
+            if self._find(publication.entity_no) is None:
+                batch.waits_for = "the entity is deleted"
+                await self.sweep()  # of an entity that cannot be restored
+                await self._sleep(backoff.next_s())
+                continue
+            for stage in stages:
+                batch.arrived = 0
+                await self._send_stage(batch, stage, pace)
+                await self._store.arrived(self._epoch(), stage.stage_no)
+                backoff.reset()
+
+    async def _send_stage(self, batch: SentBatch, stage: Stage, pace: _Pace) -> None:
+        data = await self._store.data(stage.stage_no)
+        first = stage.first_number
+        for messages in _chunks(read_sequence(data), pace.chunk_messages):
+            await pace.wait()
+            await self._send_chunk(batch, first, messages)
+            pace.sent(len(messages))
+            first += len(messages)
+            batch.arrived += len(messages)
+            batch.waits_for = ""
+
+    async def _send_chunk(self, batch: SentBatch, first: int, messages: Sequence[Envelope]) -> None:
+        """Send messages with numbers from `first` on until all have arrived."""
+        left = dict(enumerate(messages, first))
+        backoff = Backoff()
+        while left:
+            target = self._find(batch.publication.entity_no)
+            if target is None:
+                raise StoreUnavailable("the entity is deleted")
+            places = split([self._place(target, number, left[number]) for number in left])
+            numbers = list(left)
+            async with self._turns:
+                refused = await asyncio.gather(
+                    *(
+                        self._arrive(
+                            partition_id, batch.publication, [numbers[at] for at in part], left
+                        )
+                        for partition_id, part in places.items()
+                    )
+                )
+            waits_for = next((each for each in refused if each is not None), None)
+            if len(left) < len(numbers):
+                backoff.reset()
+            elif waits_for is not None:
+                batch.waits_for = f"{waits_for.refusal.value}: {waits_for.detail}".rstrip(": ")
+                await self._sleep(backoff.next_s())
+
+    def _place(self, target: ForwardDestination, number: int, envelope: Envelope) -> int:
+        return arrival_partition(
+            number,
+            envelope,
+            home_partition=None if target.is_partitioned else target.home_partition,
+            count=len(self._destinations),
+            detects_duplicates=target.detects_duplicates,
+        )
+
+    async def _arrive(
+        self,
+        partition_id: int,
+        publication: Publication,
+        numbers: list[int],
+        left: dict[int, Envelope],
+    ) -> Refused | None:
+        """Send messages to a partition, and remove those that arrived from `left`."""
+        messages = [copy.copy(left[number]) for number in numbers]
+        command = Arrive(-publication.slot, publication.entity_no, numbers, messages)
+        reply = await self._destinations[partition_id].call(command)
+        if not isinstance(reply, Arrived):
+            return reply
+        for number in numbers[: reply.count]:
+            del left[number]
+        return reply.refused
+
+    def _epoch(self) -> int:
+        epoch = self._home.epoch
+        if epoch is None:
+            raise StoreUnavailable("the partition is loading")
+        return epoch
+
+    def _log(self, text: str, error: Exception) -> None:
+        extra = {"partition": self._home.partition_id, "error": str(error)}
+        logger.warning(text, extra=extra)
+
+
+class _Pace:
+    """The pace of a batch: never more messages than its rate allows since it began, or went on."""
+
+    def __init__(
+        self,
+        rate: int | None,
+        monotonic_s: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._rate = rate
+        self._monotonic_s = monotonic_s
+        self._sleep = sleep
+        self._free_s = monotonic_s()
+        self.chunk_messages = CHUNK_MESSAGES
+        if rate is not None:
+            self.chunk_messages = min(max(rate // CHUNKS_PER_S, 1), CHUNK_MESSAGES)
+
+    async def wait(self) -> None:
+        """Wait until the next chunk may be sent."""
+        if (wait_s := self._free_s - self._monotonic_s()) > 0:
+            await self._sleep(wait_s)
+
+    def sent(self, count: int) -> None:
+        """Note messages; the next ones wait as long as these take at the rate."""
+        if self._rate is not None:
+            self._free_s = max(self._free_s, self._monotonic_s()) + count / self._rate
+
+
+def _chunks(messages: Iterable[Envelope], most: int) -> Iterator[list[Envelope]]:
+    chunk: list[Envelope] = []
+    size_bytes = 0
+    for envelope in messages:
+        if chunk and (len(chunk) == most or size_bytes + envelope.size_bytes > CHUNK_BYTES):
+            yield chunk
+            chunk, size_bytes = [], 0
+        chunk.append(envelope)
+        size_bytes += envelope.size_bytes
+    if chunk:
+        yield chunk

@@ -1,0 +1,46 @@
+"""Sequences of messages in one body: each a length in four octets, then the encoded message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from postbus.message.codec import DecodeError
+from postbus.message.envelope import Envelope
+from postbus.message.sections import slice_message
+from postbus.message.value_check import MAX_VALUES
+
+MEDIA_TYPE: Final = "application/vnd.postbus.messages"
+LENGTH_BYTES: Final = 4
+
+
+class BadSequence(ValueError):
+    """A sequence is cut off, or one of its messages is invalid; the text names which."""
+
+
+def count_of(data: bytes) -> int:
+    """Return the number of messages by their lengths alone. Raises `BadSequence`."""
+    at, count, end = 0, 0, len(data)
+    while at < end:
+        at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
+        count += 1
+        if at > end:
+            raise BadSequence(f"message {count - 1}: the sequence ends before it")
+    return count
+
+
+def read_sequence(data: bytes) -> Iterator[Envelope]:
+    """Yield the messages of a sequence. Raises `BadSequence`."""
+    view = memoryview(data)
+    room = [MAX_VALUES]
+    at, index, end = 0, 0, len(data)
+    while at < end:
+        first = at + LENGTH_BYTES
+        after = first + int.from_bytes(view[at:first], "big")
+        if after > end or first > end:
+            raise BadSequence(f"message {index}: the sequence ends before it")
+        try:
+            yield slice_message(bytes(view[first:after]), room)
+        except DecodeError as error:
+            raise BadSequence(f"message {index}: {error}") from None
+        at, index = after, index + 1
