@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -14,6 +15,7 @@ from postbus.contract.bulk import ReaderGroup
 from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database
 from tests.edge.bulk.bulk_client import BulkClient, bodies_of, group_of, streamed
+from tests.edge.bulk.writer_client import WriterClient, message
 from tests.edge.bus_thread import BusThread, sas_token
 from tests.edge.http_client import HttpClient, url_of
 from tests.faults.kill_nine import MANIFEST, QUEUE
@@ -21,6 +23,8 @@ from tests.faults.victims import KEY, Broker, wait_for_port
 
 LIVES = 4
 COUNT = 30
+PART = 900
+"""Messages of a stage: a broker is busy with three for some commits."""
 EVER_S = 4_000_000_000
 DLQ = "/$DeadLetterQueue"
 
@@ -122,6 +126,73 @@ async def reject_some(bulk: BulkClient, group: ReaderGroup) -> None:
         positions=[row["position"] for row in rows],
     )  # fmt: skip
     assert rejected.status == 200, rejected.body
+
+
+@pytest.mark.slow
+async def test_a_batch_is_sent_once_by_brokers_that_are_killed(
+    postgres_server: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """A writer repeats what was not answered; another life of the broker sends the rest."""
+    make_database(postgres_server, "writer_kills")
+    broker = Broker(tmp_path, dsn_of(postgres_server, "writer_kills"), ["-m", "postbus"], MANIFEST)
+    try:
+        for life in range(2 * LIVES):
+            broker.start()
+            await wait_for_port(broker.port)
+            async with aiohttp.ClientSession() as session:
+                writer = WriterClient(client_of(broker, session), QUEUE)
+                if life:
+                    assert (await batch_of(writer, life - 1))["isDone"]
+                stages = [await writer.stage(*messages_of(life, part)) for part in range(3)]
+                under_way = asyncio.create_task(writer.publish_raw(life, stages))
+                match life % 4:
+                    case 0:
+                        await under_way
+                    case 1:
+                        await wait_for_batch(writer, life, left=3 * PART)
+                    case 2:
+                        await asyncio.sleep(0)
+                    case 3:
+                        await wait_for_batch(writer, life, left=3 * PART - 1)
+                await asyncio.to_thread(broker.kill)
+                await asyncio.gather(under_way, return_exceptions=True)
+        broker.start()
+        await wait_for_port(broker.port)
+        async with aiohttp.ClientSession() as session:
+            http = client_of(broker, session)
+            assert (await batch_of(WriterClient(http, QUEUE), 2 * LIVES - 1))["isDone"]
+            bulk = BulkClient(http, QUEUE)
+            await bulk.create()
+            rows = await bulk.read(await bulk.plan_all(await bulk.claim()))
+        assert [row["body"][8:] for row in rows] == [
+            f"{life} {part} {n}".encode()
+            for life in range(2 * LIVES)
+            for part in range(3)
+            for n in range(PART)
+        ]
+    finally:
+        broker.kill()
+
+
+async def wait_for_batch(writer: WriterClient, batch: int, left: int) -> None:
+    """Wait until a batch is decided and at most `left` messages of it are still to arrive."""
+    async with asyncio.timeout(30):
+        while True:
+            shown = json.loads((await writer.call("GET")).body)
+            if shown.get("batch") == batch and shown["left"] <= left:
+                return
+
+
+def messages_of(life: int, part: int) -> list[bytes]:
+    return [message(f"{life} {part} {n}".encode()) for n in range(PART)]
+
+
+async def batch_of(writer: WriterClient, life: int) -> dict[str, Any]:
+    """Publish a batch that may have been published, and wait until it has arrived."""
+    stages = [await writer.stage(*messages_of(life, part)) for part in range(3)]
+    while not (published := await writer.publish(life, *stages))["isDone"]:
+        pass
+    return published
 
 
 def client_of(broker: Broker, session: aiohttp.ClientSession) -> HttpClient:
