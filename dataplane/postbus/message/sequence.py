@@ -18,6 +18,28 @@ class BadSequence(ValueError):
     """A sequence is cut off, or one of its messages is invalid; the text names which."""
 
 
+def split_sequence(data: bytes) -> Iterator[bytes]:
+    """Yield the encoded messages of a sequence. Raises `BadSequence`."""
+    at, index, end = 0, 0, len(data)
+    while at < end:
+        first = at + LENGTH_BYTES
+        at = first + int.from_bytes(data[at:first], "big")
+        if at > end:
+            raise BadSequence(f"message {index}: the sequence ends before it")
+        yield data[first:at]
+        index += 1
+
+
+def read_sequence(data: bytes) -> Iterator[Envelope]:
+    """Yield the messages of a sequence. Raises `BadSequence`."""
+    room = [MAX_VALUES]
+    for index, encoded in enumerate(split_sequence(data)):
+        try:
+            yield slice_message(encoded, room)
+        except DecodeError as error:
+            raise BadSequence(f"message {index}: {error}") from None
+
+
 def count_of(data: bytes) -> int:
     """Return the number of messages by their lengths alone. Raises `BadSequence`."""
     at, count, end = 0, 0, len(data)
@@ -27,20 +49,3 @@ def count_of(data: bytes) -> int:
         if at > end:
             raise BadSequence(f"message {count - 1}: the sequence ends before it")
     return count
-
-
-def read_sequence(data: bytes) -> Iterator[Envelope]:
-    """Yield the messages of a sequence. Raises `BadSequence`."""
-    view = memoryview(data)
-    room = [MAX_VALUES]
-    at, index, end = 0, 0, len(data)
-    while at < end:
-        first = at + LENGTH_BYTES
-        after = first + int.from_bytes(view[at:first], "big")
-        if after > end or first > end:
-            raise BadSequence(f"message {index}: the sequence ends before it")
-        try:
-            yield slice_message(bytes(view[first:after]), room)
-        except DecodeError as error:
-            raise BadSequence(f"message {index}: {error}") from None
-        at, index = after, index + 1

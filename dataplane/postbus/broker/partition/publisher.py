@@ -10,7 +10,6 @@ batch is sent from its first stage on.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -22,7 +21,8 @@ from postbus.broker.placement import arrival_partition, split
 from postbus.entity.commands import Arrive, Arrived, NotePublication, Refused
 from postbus.entity.expects import Expects, R
 from postbus.message.envelope import Envelope
-from postbus.message.sequence import read_sequence
+from postbus.message.sections import slice_message
+from postbus.message.sequence import split_sequence
 from postbus.store.errors import StoreError, StoreUnavailable
 from postbus.store.publishing import Publication, PublishingStore, Stage
 
@@ -187,7 +187,7 @@ class Publisher:
     async def _send_stage(self, batch: SentBatch, stage: Stage, pace: _Pace) -> None:
         data = await self._store.data(stage.stage_no)
         first = stage.first_number
-        for messages in _chunks(read_sequence(data), pace.chunk_messages):
+        for messages in _chunks(split_sequence(data), pace.chunk_messages):
             await pace.wait()
             await self._send_chunk(batch, first, messages)
             pace.sent(len(messages))
@@ -195,7 +195,7 @@ class Publisher:
             batch.arrived += len(messages)
             batch.waits_for = ""
 
-    async def _send_chunk(self, batch: SentBatch, first: int, messages: Sequence[Envelope]) -> None:
+    async def _send_chunk(self, batch: SentBatch, first: int, messages: Sequence[bytes]) -> None:
         """Send messages with numbers from `first` on until all have arrived."""
         left = dict(enumerate(messages, first))
         backoff = Backoff()
@@ -203,13 +203,18 @@ class Publisher:
             target = self._find(batch.publication.entity_no)
             if target is None:
                 raise StoreUnavailable("the entity is deleted")
-            places = split([self._place(target, number, left[number]) for number in left])
+            # Decoded each time: a target may modify a message before it fails.
+            decoded = {number: slice_message(each) for number, each in left.items()}
             numbers = list(left)
+            places = split([self._place(target, number, decoded[number]) for number in numbers])
             async with self._turns:
                 refused = await asyncio.gather(
                     *(
                         self._arrive(
-                            partition_id, batch.publication, [numbers[at] for at in part], left
+                            partition_id,
+                            batch.publication,
+                            {numbers[at]: decoded[numbers[at]] for at in part},
+                            left,
                         )
                         for partition_id, part in places.items()
                     )
@@ -234,12 +239,12 @@ class Publisher:
         self,
         partition_id: int,
         publication: Publication,
-        numbers: list[int],
-        left: dict[int, Envelope],
+        messages: dict[int, Envelope],
+        left: dict[int, bytes],
     ) -> Refused | None:
         """Send messages to a partition, and remove those that arrived from `left`."""
-        messages = [copy.copy(left[number]) for number in numbers]
-        command = Arrive(-publication.slot, publication.entity_no, numbers, messages)
+        numbers = list(messages)
+        command = Arrive(-publication.slot, publication.entity_no, numbers, list(messages.values()))
         reply = await self._destinations[partition_id].call(command)
         if not isinstance(reply, Arrived):
             return reply
@@ -286,14 +291,14 @@ class _Pace:
             self._free_s = max(self._free_s, self._monotonic_s()) + count / self._rate
 
 
-def _chunks(messages: Iterable[Envelope], most: int) -> Iterator[list[Envelope]]:
-    chunk: list[Envelope] = []
+def _chunks(messages: Iterable[bytes], most: int) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
     size_bytes = 0
-    for envelope in messages:
-        if chunk and (len(chunk) == most or size_bytes + envelope.size_bytes > CHUNK_BYTES):
+    for encoded in messages:
+        if chunk and (len(chunk) == most or size_bytes + len(encoded) > CHUNK_BYTES):
             yield chunk
             chunk, size_bytes = [], 0
-        chunk.append(envelope)
-        size_bytes += envelope.size_bytes
+        chunk.append(encoded)
+        size_bytes += len(encoded)
     if chunk:
         yield chunk
