@@ -282,9 +282,7 @@ class BusThread:
             bulk=BulkHandler(
                 BulkAccess(self.router, self._hosts, 1_700_000_000_000),
                 http_authorizer,
-                WriterCalls(
-                    self.writers, http_authorizer, lambda: self.limits, self.listener.inflight
-                ),
+                WriterCalls(self.writers, http_authorizer, self.listener.inflight),
             ),
         )
         self.front = PortMultiplexer(self.listener, self.http, tasks)

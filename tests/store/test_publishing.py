@@ -114,14 +114,14 @@ async def test_batch_is_decided_once(rig: Rig) -> None:
     await rig.stage(2)
     await rig.publish(1, 1)
     assert await rig.publish(1, 1) == await rig.publish(1) == WriterState(1, 2, 2)
-    assert await rig.publish(0, 2) == Stale(1)
+    assert await rig.publish(0, 2) == Stale(1, 2)
     assert await rig.publish(2, 2) == Sending(1, 2)
     await rig.arrive(1)
     assert await rig.publish(2, 1, 2) == Gone([1])
     assert await rig.publish(2, 2, 99) == Gone([99])
     assert await rig.tables.writer(ORDERS, "w") == WriterState(1, 2, 0)
     assert await rig.publish(2, 2) == WriterState(2, 1, 1)
-    assert await rig.publish(1) == Stale(2)
+    assert await rig.publish(1) == Stale(2, 1)
 
 
 async def test_stage_of_another_writer_or_entity_is_gone(rig: Rig) -> None:

@@ -155,12 +155,7 @@ class Listeners:
             inside.created_ms,
             inside.audit,
         )
-        writers = WriterCalls(
-            inside.writers,
-            http_authorizer,
-            lambda: inside.administration.limits,
-            self._amqp.inflight,
-        )
+        writers = WriterCalls(inside.writers, http_authorizer, self._amqp.inflight)
         self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.inflight)
         self._http = HttpServer(
             name,

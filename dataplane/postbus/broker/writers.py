@@ -149,13 +149,13 @@ class WriterAccess:
         except BaseException:
             publisher.look()  # whether it is decided is not known
             raise
-        if isinstance(decided, WriterState) and decided.left:
+        is_open = not isinstance(decided, Gone | Exhausted) and bool(decided.left)
+        if is_open:
             try:
                 await publisher.refresh()
             except StoreError:
                 publisher.look()
-            return await self._arrival(address, writer, decided)
-        if publisher.batch(address.entity_no, writer) is None:  # else it notes its end itself
+        elif publisher.batch(address.entity_no, writer) is None:  # else it notes its end itself
             await host.call(NotePublication(address.entity_no, writer, is_open=False))
         match decided:
             case Stale(later):
@@ -177,7 +177,7 @@ class WriterAccess:
                 text = f"{address.name} has {what}, as many as it may have"
                 raise BulkRefused(Refused(Refusal.QUOTA_EXCEEDED, text))
             case WriterState():
-                return Published(decided.batch, decided.message_count, 0, "")
+                return await self._arrival(address, writer, decided)
 
     async def writer(self, address: Address, writer: str) -> Published:
         """Return the last batch of a writer. Raises `BulkRefused` and `NoWriter`."""
@@ -224,6 +224,8 @@ class WriterAccess:
                 return Published(decided.batch, decided.message_count, 0, "")
             except TimeoutError:
                 pass
+        elif not decided.left:
+            return Published(decided.batch, decided.message_count, 0, "")
         return await self._state(address, writer)
 
     async def _state(self, address: Address, writer: str) -> Published:

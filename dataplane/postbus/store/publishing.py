@@ -58,9 +58,10 @@ class Stage(NamedTuple):
 
 
 class Stale(NamedTuple):
-    """The writer has published a later batch."""
+    """The writer has published a later batch, of which `left` messages have not arrived."""
 
     batch: int
+    left: int
 
 
 class Gone(NamedTuple):
@@ -121,7 +122,7 @@ class PublishingStore:
         async with fenced(self._store, self._partition_id, epoch) as connection:
             known = await _state(connection, WRITER, entity_no, writer)
             if known is not None and batch <= known.batch:
-                return known if batch == known.batch else Stale(known.batch)
+                return known if batch == known.batch else Stale(known.batch, known.left)
             if known is not None and known.left:
                 return Sending(known.batch, known.left)
             rows = await connection.fetch(UNPUBLISHED, entity_no, writer, list(stages))

@@ -1,7 +1,8 @@
 """Fuzzes the bulk API: `python -m tests.edge.bulk.fuzz_bulk SECONDS [SEED]`.
 
 Damages addresses and bodies of requests: only a refusal with a text that can be sent may come out,
-or a request within the limits of the contract. And makes chunks of rows of any shape, also one that
+or a request within the limits of the contract. Damages sequences of
+messages in the same way. And makes chunks of rows of any shape, also one that
 is a part of a larger row: what Arrow reads of them is what they were made of.
 """
 
@@ -12,6 +13,7 @@ import random
 import re
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel
@@ -21,9 +23,11 @@ from postbus.contract.bulk import (
     GROUP_NAME,
     MAX_POSITION,
     ROW_COLUMNS,
+    AbortStages,
     BulkProblem,
     ClaimReaderGroup,
     PlanRanges,
+    PublishBatch,
     PutReaderGroup,
     ResetReaderGroup,
     SettlePlan,
@@ -31,7 +35,9 @@ from postbus.contract.bulk import (
 from postbus.edge.bulk.arrow_stream import END_OF_STREAM, ArrowStream
 from postbus.edge.bulk.requests import ANSWERS, BulkError, parse, read_body, refusal_of
 from postbus.entity.commands import Refusal, Refused
+from postbus.message.sequence import BadSequence, count_of, read_sequence, split_sequence
 from postbus.store.bulk_reads import Columns
+from tests.edge.bulk.writer_client import message, sequence
 from tests.fuzz_bounds import fuzz_program
 from tests.text_damages import damaged
 
@@ -45,6 +51,8 @@ ADDRESSES = [
     "/orders/$bulk/groups/lake/claim/",
     "http://here:5300/orders/$bulk/groups/%6Cake/settle",
     "/orders/$bulk/groups/lake/reject",
+    "/orders/$bulk/writers/price.orders-1/stage",
+    "/a/b-c/$bulk/writers/w/publish",
     "//orders/%24bulk/$bulk/$bulk/groups/lake/reset",
 ]
 BODIES = [
@@ -55,6 +63,8 @@ BODIES = [
     '{"reader": "driver 1 of lake", "subQueue": "deadLetter"}',
     '{"epoch": 3, "ranges": {"0": [1, 20], "1": [5, 5]}, "subQueue": "main"}',
     '{"epoch": 9223372036854775807, "number": 7}',
+    '{"batch": 12, "stages": [1800000000000, 3], "rate": 500}',
+    '{"stages": []}',
     "",
 ]
 MODELS: tuple[type[BaseModel], ...] = (
@@ -63,6 +73,8 @@ MODELS: tuple[type[BaseModel], ...] = (
     ClaimReaderGroup,
     PlanRanges,
     SettlePlan,
+    PublishBatch,
+    AbortStages,
 )
 TOKENS = [
     *'{}[]",:\\/%?&#.=-+ \t\n\r\0;@',
@@ -100,6 +112,7 @@ def check_address(source: random.Random) -> bool:
         return False
     assert target.path, text
     assert target.path.isprintable(), text
+    assert not target.writer or re.fullmatch(GROUP_NAME, target.writer), text
     assert not target.group or re.fullmatch(GROUP_NAME, target.group), text
     assert target.below.startswith("$bulk/"), text
     assert target.below.isprintable(), text
@@ -133,6 +146,44 @@ def check_body(source: random.Random) -> bool:
     assert again == said, text
     json.dumps(said.model_dump(mode="json"), allow_nan=False)
     return True
+
+
+def check_sequence(source: random.Random) -> bool:
+    """Damage a sequence of messages: it is refused, or has the messages that its lengths say."""
+    messages = [
+        message(source.randbytes(source.choice((0, 1, 300))), **source.choice(MESSAGE_FIELDS))
+        for _ in range(source.randrange(4))
+    ]
+    data = bytearray(sequence(messages))
+    for _ in range(source.randint(0, 3)):
+        at = source.randrange(len(data) + 1)
+        match source.randrange(3):
+            case 0:
+                data[at : at + source.randrange(9)] = source.randbytes(source.randrange(9))
+            case 1:
+                del data[at : at + source.randrange(1, 200)]
+            case _:
+                data[at:at] = data[: source.randrange(len(data) + 1)]
+    try:
+        found = list(read_sequence(bytes(data)))
+    except BadSequence as error:
+        refused = str(error)
+    else:
+        refused = ""
+    assert not refused or re.match(r"message \d+: .", refused), data
+    if refused:
+        return False
+    encoded = list(split_sequence(bytes(data)))
+    assert count_of(bytes(data)) == len(found) == len(encoded), data
+    assert sequence(encoded) == data
+    return True
+
+
+MESSAGE_FIELDS: tuple[dict[str, Any], ...] = (
+    {"message_id": "id"},
+    {"session_id": "session", "key": "key"},
+    {"scheduled_ms": 2**40},
+)
 
 
 def check_stream(source: random.Random) -> bool:
@@ -208,7 +259,7 @@ def packed(code: str, numbers: Sequence[int]) -> bytes:
     return b"".join(struct.pack(code, number) for number in numbers)
 
 
-CHECKS = (check_address, check_body, check_stream)
+CHECKS = (check_address, check_body, check_sequence, check_stream)
 
 
 if __name__ == "__main__":

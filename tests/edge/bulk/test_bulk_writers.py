@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,7 +13,9 @@ from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusReceivedMessage
 
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.bulk import MAX_STAGE_BYTES, MAX_STAGED
+from postbus.edge.bulk.writers import MAX_SINGLE_BYTES
 from postbus.message.codec import encode_value
+from postbus.store.errors import StoreUnavailable
 from tests.edge.bulk.bulk_client import problem_of, wait_until
 from tests.edge.bulk.writer_client import WriterClient, message, sequence
 from tests.edge.bus_thread import BusThread
@@ -303,3 +306,74 @@ async def test_right_of_a_writer(http: HttpClient, bus: BusThread, queue: str) -
     http.token = token_of(bus, "sender")
     await writer.publish(1, await writer.stage(message(b"x")))
     assert (await writer.call("DELETE")).status == 401
+
+
+async def test_staged_messages_count_in_the_quota(
+    http: HttpClient, queue: str, writer: WriterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tables, _ = http.bus.writers._parts[home(http, queue)]
+    held = tables.held_bytes
+
+    async def nearly_full(entity_no: int) -> tuple[int, int]:
+        stages, size_bytes = await held(entity_no)
+        return stages, size_bytes + (1 << 30) - 3_000
+
+    monkeypatch.setattr(tables, "held_bytes", nearly_full)
+    stage = await writer.stage(message(bytes(1_000)))
+    refused = await writer.stage_raw(sequence([message(b"small"), message(bytes(2_000))]))
+    assert problem_of(refused) == (403, "QuotaExceeded")
+    assert json.loads(refused.body)["detail"].startswith("message 1: ")
+    assert await writer.abort(stage) == 1
+    await writer.stage(message(b"small"), message(bytes(2_000)))
+
+
+async def test_batch_whose_commit_is_not_known_is_sent_without_a_repetition(
+    http: HttpClient, queue: str, writer: WriterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tables, _ = http.bus.writers._parts[home(http, queue)]
+    publish = tables.publish
+
+    async def lose_the_answer(*arguments: Any) -> Any:
+        monkeypatch.setattr(tables, "publish", publish)
+        await publish(*arguments)
+        raise StoreUnavailable("the connection was lost")
+
+    monkeypatch.setattr(tables, "publish", lose_the_answer)
+    stage = await writer.stage(message(b"accepted, perhaps"))
+    refused = await writer.publish_raw(1, [stage])
+    assert problem_of(refused) == (503, "Unavailable")
+    await wait_until(lambda: http.bus.counts(queue).active == 1)
+    assert (await writer.publish(1, stage))["isDone"]
+    assert http.bus.counts(queue).active == 1
+
+
+async def test_stage_is_refused_while_the_bus_cannot_take_messages(
+    http: HttpClient, queue: str, writer: WriterClient
+) -> None:
+    stage = await writer.stage(message(b"before"))
+    http.bus.change(queue, status="SendDisabled")
+    refused = await writer.stage_raw(sequence([message(b"x")]))
+    assert problem_of(refused) == (409, "NotAllowed")
+    http.bus.change(queue, status="Active")
+    await writer.publish(1, stage)
+
+
+async def test_large_message_is_alone_in_its_stage(premium_bus: BusThread) -> None:
+    queue = premium_bus.queue(max_message_size_in_kilobytes=102_400)
+    body = bytes(range(256)) * (30 << 12)
+    async with aiohttp.ClientSession() as session:
+        http = HttpClient(premium_bus, session)
+        writer = WriterClient(http, queue)
+        refused = await writer.stage_raw(sequence([message(body), message(b"x")]))
+        assert problem_of(refused) == (413, "MessageTooLarge")
+        assert (await writer.publish(1, await writer.stage(message(body))))["messages"] == 1
+        await wait_until(lambda: premium_bus.counts(queue).active == 1)
+        assert (await http.take(queue, 30)).body == body
+        refused = await writer.stage_raw(sequence([message(bytes(MAX_SINGLE_BYTES))]))
+        assert refused.status == 413
+
+
+def home(http: HttpClient, queue: str) -> int:
+    entry = http.bus._directory.find(queue)
+    assert entry is not None
+    return entry.home_partition

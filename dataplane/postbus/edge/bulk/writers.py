@@ -5,7 +5,6 @@ Send stages and publishes; Manage forgets a writer, whose batches could then com
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -29,7 +28,7 @@ from postbus.contract.bulk import (
     PublishedBatch,
     StagedMessages,
 )
-from postbus.contract.entities import NamespaceLimits, Right
+from postbus.contract.entities import Right
 from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.bulk.requests import BulkError, BulkPath, json_answer, read_body
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer
@@ -39,8 +38,8 @@ from postbus.message.sequence import LENGTH_BYTES, MEDIA_TYPE, BadSequence, coun
 MAX_BODY_BYTES: Final = 2 << 20
 """65,536 stages, with the numbers that they have."""
 
-ENVELOPE_BYTES: Final = 64 << 10
-"""Bytes of a message beside its body, on top of the largest size. Our choice."""
+MAX_SINGLE_BYTES: Final = 32 << 20
+"""Bytes of a request with one message. Our choice: half of a key's share of bodies."""
 
 
 class WriterCalls:
@@ -50,12 +49,10 @@ class WriterCalls:
         self,
         access: WriterAccess,
         authorizer: HttpAuthorizer,
-        limits: Callable[[], NamespaceLimits],
         inflight: InflightBudget,
     ) -> None:
         self._access = access
         self._authorizer = authorizer
-        self._limits = limits
         self._inflight = inflight
 
     async def stage(
@@ -74,10 +71,8 @@ class WriterCalls:
                 raise BulkError(429, "TooManyReaders", text, RETRY_AFTER)
             come_bytes += size_bytes
 
-        largest = address.max_message_bytes(self._limits())
-        most_bytes = max(MAX_STAGE_BYTES, largest + ENVELOPE_BYTES)
         try:
-            data = await read_limited(request, most_bytes, 413, count)
+            data = await read_limited(request, MAX_SINGLE_BYTES, 413, count)
             self._authorizer.check_again(grant, Right.SEND)
             if len(data) > MAX_STAGE_BYTES and not _is_one(data):
                 text = f"messages of more than {MAX_STAGE_BYTES} bytes together are several stages"
