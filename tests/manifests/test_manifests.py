@@ -7,8 +7,8 @@ import pytest
 
 from postbus.contract.entities import DAY_MS, Right, Sku
 from postbus.contract.rule_values import Moment, parse_moment_ms
+from postbus.contract.yaml_documents import ManifestError
 from postbus.manifests.reader import BusDefinition, RuleKeys, read_manifests, read_one_bus
-from postbus.manifests.yaml_documents import ManifestError
 
 NAMESPACE = """\
 apiVersion: postbus.dev/v1alpha1

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import difflib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
-
-from pydantic import ValidationError
+from typing import TypeVar, cast
 
 from postbus.contract.checks import (
     PlainDefinition,
@@ -58,14 +54,15 @@ from postbus.contract.resources import (
     SubscriptionDocument,
     TopicDocument,
 )
-from postbus.manifests.documents import MODELS, SecretDocument
-from postbus.manifests.yaml_documents import (
+from postbus.contract.yaml_documents import (
     Document,
     ManifestError,
     ManifestProblem,
     files_of,
+    read_as,
     read_documents,
 )
+from postbus.manifests.documents import MODELS, SecretDocument
 from postbus.rules.compiled import check_rule
 from postbus.rules.grammar import pointed
 from postbus.rules.nodes import RuleError
@@ -151,27 +148,6 @@ class BusDefinition:
 M = TypeVar("M", bound=Model)
 
 
-def _explain(error: Any, model: type[Model]) -> str:
-    """Return a sentence for an error of pydantic."""
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(error["loc"][-1]), _field_names(model), 1)
-        return "unknown field" + (f"; did you mean {close[0]}?" if close else "")
-    if kind == "missing":
-        return "this field is required"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return message[:1].lower() + message[1:] if kind != "value_error" else message
-
-
-def _field_names(model: type[Model]) -> list[str]:
-    names = []
-    for name, info in model.model_fields.items():
-        names.append(info.alias or name)
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Model):
-            names += _field_names(info.annotation)
-    return names
-
-
 @dataclass(slots=True)
 class _Read:
     """All documents read so far, by cluster namespace and resource name."""
@@ -198,14 +174,8 @@ class _Read:
         if model is None:
             self.problems.append(document.problem(("kind",), _wrong_kind(*kind)))
             return
-        try:
-            parsed = model.model_validate_json(json.dumps(value), strict=True)
-        except ValidationError as failure:
-            self.problems += [
-                document.problem(tuple(error["loc"]), _explain(error, model))
-                for error in failure.errors(include_url=False)
-            ]
-            return
+        parsed, problems = read_as(document, model)
+        self.problems += problems
         if isinstance(parsed, NamespaceDocument):
             self._file(self.namespaces, document, parsed, parsed.metadata)
         elif isinstance(parsed, QueueDocument):
@@ -298,6 +268,8 @@ class _Read:
 def _wrong_kind(api_version: str, kind: str) -> str:
     if (api_version, kind) == ("v1", "Namespace"):
         return f"this is the cluster's own Namespace; that of a bus has apiVersion {API_VERSION}"
+    if kind == "Pipeline":
+        return "a Pipeline is run by `postbus-pipeline run`: keep it in a file of its own"
     if any(kind == known for _, known in MODELS):
         wanted = next(version for version, known in MODELS if known == kind)
         return f"apiVersion of kind {kind} must be {wanted}"

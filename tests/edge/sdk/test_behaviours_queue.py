@@ -14,9 +14,9 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 
 from postbus.broker.catalog.directory import DirectoryRefusal
+from postbus.contract.yaml_documents import ManifestError
 from postbus.entity.commands import Command, Enqueue, Reply
 from postbus.manifests.reader import read_one_bus
-from postbus.manifests.yaml_documents import ManifestError
 from postbus.message.codec import Described, Ulong, encode_value
 from postbus.message.sections import BATCH_FORMAT
 from tests.edge.bus_thread import RULES, BusThread

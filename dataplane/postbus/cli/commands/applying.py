@@ -41,6 +41,7 @@ from postbus.contract.entities import (
     subscription_path,
 )
 from postbus.contract.namespace import NamespaceShape
+from postbus.contract.yaml_documents import Document, files_of, parse_documents, read_documents
 from postbus.manifests.reader import (
     BusDefinition,
     QueueDefinition,
@@ -49,7 +50,6 @@ from postbus.manifests.reader import (
     TopicDefinition,
     read_one_bus,
 )
-from postbus.manifests.yaml_documents import Document, files_of, parse_documents, read_documents
 
 P = TypeVar("P", QueueProperties, TopicProperties, SubscriptionProperties)
 

@@ -188,8 +188,8 @@ def _print_changes(shown: list[dict[str, Any]], *, dry_run: bool) -> None:
 def _check(definition: BusDefinition) -> None:
     """Read the manifests as `apply` does; raises `ManifestError` for what it would refuse."""
     from postbus.cli.formats.manifest_text import manifests_of
+    from postbus.contract.yaml_documents import parse_documents
     from postbus.manifests.reader import read_one_bus
-    from postbus.manifests.yaml_documents import parse_documents
 
     text = as_yaml_documents(list(manifests_of(definition)))
     read_one_bus([], list(parse_documents(text, "the configuration")))

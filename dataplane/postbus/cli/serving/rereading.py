@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 
 from postbus.assembly.bus import Bus, BusError
+from postbus.contract.yaml_documents import ManifestError
 from postbus.manifests.reader import BusDefinition
-from postbus.manifests.yaml_documents import ManifestError
 from postbus.process.data_directory import DataDirectoryError
 from postbus.process.settings import SettingsError
 

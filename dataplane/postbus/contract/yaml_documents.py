@@ -1,19 +1,24 @@
 """YAML documents with the line of every field, for error messages with a location.
 
 As strict as Kubernetes: a key occurs once, keys are text, dates stay text. Kinds are interpreted by
-`reader`.
+`postbus.manifests` and by the runner of pipelines.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import yaml
+from pydantic import ValidationError
+
+from postbus.contract.entities import Model
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024  # several objects of up to 1.5 MB (API server)
 MAX_NODES: Final = 200_000  # aliases must not make a small file large
@@ -176,3 +181,40 @@ def files_of(paths: Sequence[Path]) -> Iterator[Path]:
             yield from found
         else:
             yield path
+
+
+# --- checking -----------------------------------------------------------------------------------
+
+M = TypeVar("M", bound=Model)
+
+
+def read_as(document: Document, model: type[M]) -> tuple[M | None, list[ManifestProblem]]:
+    """Return a document as its model, or None and everything that is wrong with it."""
+    try:
+        return model.model_validate_json(json.dumps(document.value), strict=True), []
+    except ValidationError as failure:
+        return None, [
+            document.problem(tuple(error["loc"]), _explain(error, model))
+            for error in failure.errors(include_url=False)
+        ]
+
+
+def _explain(error: Any, model: type[Model]) -> str:
+    """Return a sentence for an error of pydantic."""
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        close = get_close_matches(str(error["loc"][-1]), _field_names(model), 1)
+        return "unknown field" + (f"; did you mean {close[0]}?" if close else "")
+    if kind == "missing":
+        return "this field is required"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message[:1].lower() + message[1:] if kind != "value_error" else message
+
+
+def _field_names(model: type[Model]) -> list[str]:
+    names = []
+    for name, info in model.model_fields.items():
+        names.append(info.alias or name)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Model):
+            names += _field_names(info.annotation)
+    return names
