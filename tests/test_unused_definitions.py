@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from mypy import api
 
@@ -108,23 +110,38 @@ UNUSED = [
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Return a small package, checked by mypy as `make check` does."""
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a small package and one that uses it, checked as `make check` does."""
     folder = tmp_path_factory.mktemp("unused")
-    package = folder / "sample"
-    package.mkdir()
-    for name, text in {"__init__": "", "definitions": DEFINITIONS, "uses": USES}.items():
-        (package / f"{name}.py").write_text(text)
-    cache = folder / "cache"
+    sources = {
+        "sample": {"__init__": "", "definitions": DEFINITIONS, "uses": USES},
+        "another": {"__init__": "from sample.definitions import SPARE\n\nprint(SPARE)\n"},
+    }
+    for package, modules in sources.items():
+        (folder / package).mkdir()
+        for name, text in modules.items():
+            (folder / package / f"{name}.py").write_text(text)
     flags = ["--strict", "--export-ref-info", "--no-sqlite-cache", "--python-version", "3.11"]
-    out, _, code = api.run([*flags, "--cache-dir", str(cache), str(package)])
+    flags += ["--cache-dir", str(folder / "cache")]
+    out, _, code = api.run([*flags, *(str(folder / package) for package in sources)])
     assert code == 0, out
-    return Program(package, cache / "3.11")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def program(checked: Path) -> Program:
+    return Program(checked / "sample", checked / "cache" / "3.11")
 
 
 def test_definitions_are_used_from_used_definitions(program: Program) -> None:
     assert [each.name for each in program.unused({ENTRY})] == UNUSED
     assert ENTRY in [each.name for each in program.unused(set())]
+
+
+def test_what_another_package_uses_is_used(checked: Path) -> None:
+    users = [checked / "another"]
+    found = Program(checked / "sample", checked / "cache" / "3.11", users)
+    assert [each.name for each in found.unused({ENTRY})] == UNUSED[1:]
 
 
 def test_an_exception_keeps_its_own_dependencies(program: Program) -> None:

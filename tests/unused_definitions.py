@@ -14,7 +14,7 @@ import importlib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -25,6 +25,9 @@ PACKAGES: Final = (
     ROOT / "operator" / "postbus_operator",
     ROOT / "pipeline" / "postbus_spark",
 )
+
+USERS: Final = {"postbus": PACKAGES[2:]}
+"""Packages for which another one has definitions: the contract of pipelines."""
 
 EXCEPTIONS: Final[dict[str, str]] = {
     "postbus.assembly.bus.Bus.listeners": "tests run a bus in their own process",
@@ -144,23 +147,26 @@ class Module:
 class Program:
     """The modules of a package, their definitions and references."""
 
-    def __init__(self, package: Path, cache: Path) -> None:
-        """Read a package and mypy's data on it in `cache`."""
+    def __init__(self, package: Path, cache: Path, users: Sequence[Path] = ()) -> None:
+        """Read a package and mypy's data on it in `cache`. `users`: packages that import it."""
         self.modules: dict[str, Module] = {}
         self.classes: dict[str, tuple[Module, ast.ClassDef]] = {}
         references: list[Reference] = []
-        for path in sorted(package.rglob("*.py")):
-            parts = path.relative_to(package.parent).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            module = self.modules[name] = Module(name, ast.parse(path.read_text("utf-8")))
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.ClassDef):
-                    self.classes[f"{name}.{node.name}"] = module, node
-            references += module.references()
-            written = cache.joinpath(*parts[:-1], f"{parts[-1]}.refs.json").read_text("utf-8")
-            references += [
-                Reference(each["target"], name, each["line"]) for each in json.loads(written)
-            ]
+        for folder in (package, *users):
+            for path in sorted(folder.rglob("*.py")):
+                parts = path.relative_to(folder.parent).with_suffix("").parts
+                name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+                module = Module(name, ast.parse(path.read_text("utf-8")))
+                if folder == package:
+                    self.modules[name] = module
+                    for node in ast.walk(module.tree):
+                        if isinstance(node, ast.ClassDef):
+                            self.classes[f"{name}.{node.name}"] = module, node
+                references += module.references()
+                written = cache.joinpath(*parts[:-1], f"{parts[-1]}.refs.json").read_text("utf-8")
+                references += [
+                    Reference(each["target"], name, each["line"]) for each in json.loads(written)
+                ]
         self.references: defaultdict[str, list[Reference]] = defaultdict(list)
         for reference in references:
             self.references[self.origin(reference.target)].append(reference)
@@ -284,7 +290,8 @@ def main() -> str | int:
                 for name, reason in EXCEPTIONS.items()
                 if name.startswith(f"{folder.name}.")
             }
-            lines += complaints(Program(folder, cache), exceptions)
+            users = USERS.get(folder.name, ())
+            lines += complaints(Program(folder, cache, users), exceptions)
     except FileNotFoundError as error:
         return f"{error.filename} is missing: remove .mypy_cache, then run make check"
     return "\n".join(lines) or 0
