@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -215,6 +215,14 @@ def _field_names(model: type[Model]) -> list[str]:
     names = []
     for name, info in model.model_fields.items():
         names.append(info.alias or name)
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Model):
-            names += _field_names(info.annotation)
+        for below in _models_of(info.annotation):
+            names += _field_names(below)
     return names
+
+
+def _models_of(annotation: object) -> Iterator[type[Model]]:
+    """Yield the models in a type, such as in a tuple of them."""
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _models_of(each)
