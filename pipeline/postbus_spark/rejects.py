@@ -24,7 +24,17 @@ def reject_messages(
     one of `postbus_spark.errors`; `NotAllowed` if the group is a tap, or a message is locked.
     """
     client = GroupClient(read_options(options))
-    epoch = client.group().epoch
+    return reject_places(client, client.group().epoch, places, reason, description)
+
+
+def reject_places(
+    client: GroupClient,
+    epoch: int,
+    places: Iterable[tuple[int, int]],
+    reason: str,
+    description: str,
+) -> int:
+    """Dead-letter messages as the reader of an epoch; return how many were so by this call."""
     by_partition: dict[int, list[int]] = defaultdict(list)
     for partition, position in places:
         by_partition[int(partition)].append(int(position))

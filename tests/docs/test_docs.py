@@ -86,7 +86,9 @@ UNREAD = {
     GUIDES / "kubernetes-keys.md",
     GUIDES / "kubernetes-operations.md",
     GUIDES / "kubernetes.md",
+    GUIDES / "lake.md",
     GUIDES / "operations.md",
+    GUIDES / "pipelines.md",
 }
 """Tests of their own try them: data directories are copied, a cluster is needed."""
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import KEYS, Lake
+from tests.pipeline.spark_pipelines import PipelineTests, drained
 
 pytestmark = [
     pytest.mark.jvm,
@@ -101,6 +102,9 @@ class Captured:
 
     def bodies(self) -> list[str]:
         return sorted(body for _, each in self.batches for body in each)
+
+
+__all__ = ["drained"]
 
 
 def bodies(frame: DataFrame) -> list[str]:
@@ -376,3 +380,10 @@ def test_a_drain_rejects_what_the_guide_rejects(
     table = spark.read.parquet(str(tmp_path / "table"))
     assert sorted(bytes(row.body) for row in table.collect()) == [b"better", b"good"]
     assert bus.counts(lake.entity).dead_letter == 1
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+class TestPipelines(PipelineTests):
+    """Here for the session of this file."""

@@ -1,0 +1,316 @@
+"""Kind Pipeline: messages of one source, transformed by Spark, in tables and dead-letter queues.
+
+The runner `postbus-pipeline` reads these models. What one field alone cannot show is checked by
+`pipeline_problems`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from postbus.contract.bulk import GROUP_NAME, GroupKindName
+from postbus.contract.control_messages import SubQueueName
+from postbus.contract.entities import (
+    DAY_MS,
+    DurationMs,
+    DurationRange,
+    EntityName,
+    Model,
+    SubscriptionName,
+    not_yet,
+    subscription_path,
+)
+from postbus.contract.resources import Metadata, Owner
+
+MALFORMED: Final = "malformed"
+"""The output of messages whose bodies do not have the declared schema."""
+
+DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
+MAX_SINKS: Final = 100
+DEFAULT_ATTEMPTS: Final = 5
+"""Our choice: enough for a lake that is full for some minutes, when a supervisor restarts."""
+
+Problem: TypeAlias = tuple[tuple[str | int, ...], str]
+"""The path of a field, and what is wrong with it."""
+
+
+def _folder(path: str) -> str:
+    """Return an absolute path of a folder, or raise ValueError."""
+    if "://" in path:
+        raise ValueError("only folders of a file system can be used, such as /lake/orders")
+    if not path.startswith("/") or "\x00" in path or ".." in path.split("/"):
+        raise ValueError("an absolute path of a folder, such as /lake/orders")
+    folder = "/" + "/".join(part for part in path.split("/") if part not in {"", "."})
+    if folder == "/":
+        raise ValueError("a folder below the root, such as /lake/orders")
+    return folder
+
+
+Folder = Annotated[str, StringConstraints(min_length=1, max_length=1_000), AfterValidator(_folder)]
+ViewName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+"""Name of a source or an output: a view in SQL."""
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=100_000, strip_whitespace=True)]
+WORD: Final = "[A-Za-z_][A-Za-z0-9_]*"
+ModuleName = Annotated[str, StringConstraints(max_length=500, pattern=rf"^{WORD}(\.{WORD})*$")]
+FunctionName = Annotated[str, StringConstraints(max_length=200, pattern=rf"^{WORD}$")]
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+
+class Body(Model):
+    """The content of bodies: `json` is their schema in Spark's SQL, such as `sku string`."""
+
+    json_schema: Text = Field(alias="json")
+
+
+class Source(Model):
+    """Messages of a queue or of a topic's subscription, as a view.
+
+    `mode`: `tap` reads beside receivers, `drain` instead of them; the reader group must be of this
+    kind. Without `readerGroup` the group has the pipeline's name.
+    """
+
+    name: ViewName
+    queue: EntityName | None = None
+    topic: EntityName | None = None
+    subscription: SubscriptionName | None = None
+    sub_queue: SubQueueName = Field("main", alias="subQueue")
+    mode: GroupKindName = "tap"
+    reader_group: Annotated[str, StringConstraints(pattern=GROUP_NAME)] | None = Field(
+        None, alias="readerGroup"
+    )
+    body: Body | None = None
+
+    @model_validator(mode="after")
+    def _names_one_entity(self) -> Self:
+        has_queue = self.queue is not None
+        if has_queue == (self.topic is not None) or has_queue == (self.subscription is not None):
+            raise ValueError("name a queue, or a topic and its subscription")
+        return self
+
+    @property
+    def entity(self) -> str:
+        """The path of the queue or subscription."""
+        if self.queue is not None:
+            return self.queue
+        return subscription_path(self.topic or "", self.subscription or "")
+
+
+# --- transformation -----------------------------------------------------------------------------
+
+
+class PythonFunction(Model):
+    """A function of the frames of a batch, by name of their view, that returns those of outputs."""
+
+    module: ModuleName
+    function: FunctionName
+
+
+class Transform(Model):
+    """Outputs by name: queries of Spark's SQL in their order, or what a function returns."""
+
+    sql: dict[ViewName, Text] | None = Field(None, min_length=1, max_length=100)
+    python: PythonFunction | None = None
+
+    @model_validator(mode="after")
+    def _has_one_form(self) -> Self:
+        if (self.sql is None) == (self.python is None):
+            raise ValueError("write either sql or python")
+        return self
+
+
+# --- sinks --------------------------------------------------------------------------------------
+
+
+class LakeTable(Model):
+    """A table in a folder. `partitionBy`: folders by the time when messages were enqueued."""
+
+    format: Literal["parquet"]
+    path: Folder
+    partition_by: tuple[Literal["date", "hour"], ...] = Field(
+        ("date", "hour"), alias="partitionBy", max_length=2
+    )
+
+    @model_validator(mode="after")
+    def _has_hours_of_dates(self) -> Self:
+        if self.partition_by not in {(), ("date",), ("date", "hour")}:
+            raise ValueError("partitionBy is [date, hour], [date] or []")
+        return self
+
+
+class Sink(Model):
+    """A target for the rows of an output or a source. `deadLetter` names the source."""
+
+    origin: ViewName = Field(alias="from")
+    dead_letter: ViewName | None = Field(None, alias="deadLetter")
+    table: LakeTable | None = None
+    queue: Annotated[Any, not_yet(None, "sinks to a queue are")] = None
+    topic: Annotated[Any, not_yet(None, "sinks to a topic are")] = None
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> Self:
+        if (self.dead_letter is None) == (self.table is None):
+            raise ValueError("name one target: a table, or the source for deadLetter")
+        return self
+
+
+# --- the document -------------------------------------------------------------------------------
+
+
+class Trigger(Model):
+    """The time between the beginnings of batches, or `once` for what is there."""
+
+    continuous_ms: Annotated[DurationMs, DurationRange(100, DAY_MS)] | None = Field(
+        None, alias="continuous"
+    )
+    once: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.continuous_ms is None) == (self.once is None):
+            raise ValueError("write either continuous, such as PT1S, or once: true")
+        return self
+
+
+class Limits(Model):
+    """Upper bounds of a batch; 0 messages or bytes: any number. `maxAttempts`: of one batch."""
+
+    max_messages_per_trigger: int = Field(0, ge=0, le=2**53, alias="maxMessagesPerTrigger")
+    max_bytes_per_trigger: int = Field(
+        DEFAULT_BYTES_PER_TRIGGER, ge=0, le=2**53, alias="maxBytesPerTrigger"
+    )
+    max_attempts: int = Field(DEFAULT_ATTEMPTS, ge=1, le=1_000, alias="maxAttempts")
+
+
+class Checkpoint(Model):
+    """The folder of Spark's notes; one pipeline has it alone."""
+
+    path: Folder
+
+
+def _one(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    if len(sources) != 1:
+        raise ValueError("name one source: several are not available yet")
+    return sources
+
+
+def _some(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
+    if not 1 <= len(sinks) <= MAX_SINKS:
+        raise ValueError(f"name 1 to {MAX_SINKS} sinks")
+    return sinks
+
+
+class PipelineSpec(Model):
+    """`spec` of kind Pipeline."""
+
+    owner: Owner | None = None
+    sources: Annotated[tuple[Source, ...], AfterValidator(_one)]
+    transform: Transform | None = None
+    sinks: Annotated[tuple[Sink, ...], AfterValidator(_some)]
+    trigger: Trigger
+    limits: Limits = Limits()
+    checkpoint: Checkpoint
+
+    @property
+    def source(self) -> Source:
+        """The source; there is one."""
+        return self.sources[0]
+
+
+class PipelineDocument(Model):
+    """A document of kind Pipeline."""
+
+    api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["Pipeline"]
+    metadata: Metadata
+    spec: PipelineSpec
+
+    @property
+    def group(self) -> str:
+        """The name of the reader group."""
+        return self.spec.source.reader_group or self.metadata.name
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def pipeline_problems(document: PipelineDocument) -> list[Problem]:
+    """Return what is wrong with the fields of a document together."""
+    spec = document.spec
+    found = [*_name_problems(spec), *_sink_problems(spec), *_path_problems(spec)]
+    if re.fullmatch(GROUP_NAME, document.group) is None:
+        message = "longer than a reader group's name may be: name one with readerGroup"
+        found.append((("metadata", "name"), message))
+    return found
+
+
+def _names(spec: PipelineSpec) -> set[str]:
+    """Return the views that exist before the transformation."""
+    return {spec.source.name} | ({MALFORMED} if spec.source.body else set())
+
+
+def _name_problems(spec: PipelineSpec) -> Iterator[Problem]:
+    if spec.source.name == MALFORMED:
+        yield ("spec", "sources", 0, "name"), f"{MALFORMED} is the output of unreadable bodies"
+    for name in (spec.transform and spec.transform.sql) or ():
+        if name in {spec.source.name, MALFORMED}:
+            yield ("spec", "transform", "sql", name), "a source has this name: choose another one"
+
+
+def _sink_problems(spec: PipelineSpec) -> Iterator[Problem]:
+    transform = spec.transform
+    queries = (transform and transform.sql) or {}
+    known = _names(spec) | queries.keys()
+    used = {sink.origin for sink in spec.sinks}
+    for at, sink in enumerate(spec.sinks):
+        if (transform is None or transform.python is None) and sink.origin not in known:
+            there = ", ".join(sorted(known))
+            yield ("spec", "sinks", at, "from"), f"there is no {sink.origin}, only {there}"
+        if sink.dead_letter is not None:
+            yield from _dead_letter_problems(spec.source, sink.dead_letter, at)
+    for name in queries:
+        others = [query for other, query in queries.items() if other != name]
+        if name not in used and not _is_read(name, others):
+            message = "its rows go nowhere: add a sink that is from it, or remove it"
+            yield ("spec", "transform", "sql", name), message
+    is_python = transform is not None and transform.python is not None
+    is_taken = MALFORMED in used or is_python or _is_read(MALFORMED, list(queries.values()))
+    if spec.source.body and not is_taken:
+        message = f"rows of {MALFORMED}, whose body has not the schema, go nowhere: add a sink"
+        yield ("spec", "sinks"), message
+
+
+def _is_read(name: str, queries: list[str]) -> bool:
+    return any(re.search(rf"\b{name}\b", query, re.IGNORECASE) for query in queries)
+
+
+def _dead_letter_problems(source: Source, name: str, at: int) -> Iterator[Problem]:
+    where = ("spec", "sinks", at, "deadLetter")
+    if name != source.name:
+        yield where, f"there is no source {name}, only {source.name}"
+    elif source.mode != "drain":
+        yield where, f"only a drained source has one: {name} is a tap, and receivers have its queue"
+    elif source.sub_queue != "main":
+        yield where, f"messages of {name} are dead letters already"
+
+
+def _path_problems(spec: PipelineSpec) -> Iterator[Problem]:
+    """Yield folders that lie in one another."""
+    taken: list[tuple[str, str]] = [(spec.checkpoint.path, "the checkpoint")]
+    for at, sink in enumerate(spec.sinks):
+        if sink.table is None:
+            continue
+        path = sink.table.path
+        for other, owner in taken:
+            if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
+                yield (
+                    ("spec", "sinks", at, "table", "path"),
+                    f"{owner} has {other}: give each a folder of its own",
+                )
+        taken.append((path, f"the sink from {sink.origin}"))

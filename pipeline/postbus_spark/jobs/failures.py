@@ -1,0 +1,118 @@
+"""Exit codes of the runner, and the error behind what Spark says.
+
+A supervisor starts a pipeline again after 1, and must not after 10 and 20: nothing would change.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from postbus.contract.yaml_documents import ManifestError
+from postbus_spark import errors
+from postbus_spark.jobs.frames import InvalidPipeline
+from postbus_spark.lake.layout import InvalidTable, TableAhead
+
+
+class ExitCode(IntEnum):
+    """What the process that runs a pipeline ends with."""
+
+    OK = 0
+    RETRY = 1
+    CONFIGURATION = 10
+    STOPPED = 20
+
+
+class JavaMissing(Exception):
+    """There is no Java for Spark."""
+
+
+class Poison(Exception):
+    """A batch has failed as often as its pipeline allows."""
+
+
+CONFIGURATION: Final = (
+    ManifestError,
+    InvalidPipeline,
+    InvalidTable,
+    JavaMissing,
+    errors.EntityNotFound,
+    errors.GroupNotFound,
+    errors.InvalidCredentials,
+    errors.InvalidOption,
+    errors.InvalidRequest,
+    errors.InvalidSchema,
+    errors.NotAllowed,
+    errors.Unauthorized,
+    errors.UnknownRows,
+    errors.UnsupportedSpark,
+)
+"""Somebody must change the document, the group, the key or the installation."""
+
+STOPPED: Final = (
+    Poison,
+    TableAhead,
+    errors.BusRestored,
+    errors.DataLoss,
+    errors.EntityRecreated,
+    errors.InvalidOffset,
+    errors.StaleCheckpoint,
+)
+"""Somebody must decide what shall become of messages."""
+
+_BY_NAME: Final = {
+    name: each
+    for name, each in vars(errors).items()
+    if isinstance(each, type) and issubclass(each, errors.PostbusSparkError)
+}
+_IN_TEXT: Final = re.compile(r"\bpostbus_spark\.errors\.(\w+): (.+)$", re.MULTILINE)
+"""The last line of a traceback."""
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the connector's error that Spark has put into text, or the error itself."""
+    if not isinstance(error, PySparkException):
+        return error
+    for name, text in _IN_TEXT.findall(str(error)):
+        if name in _BY_NAME:
+            return _Named(_BY_NAME[name], text)
+    return error
+
+
+class _Named(Exception):
+    """An error whose class Spark knows by name only."""
+
+    def __init__(self, kind: type[errors.PostbusSparkError], text: str) -> None:
+        self.kind = kind
+        super().__init__(text)
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """Return what the process ends with after an error."""
+    kind = _kind(error)
+    if issubclass(kind, STOPPED):
+        return ExitCode.STOPPED
+    if issubclass(kind, CONFIGURATION):
+        return ExitCode.CONFIGURATION
+    return ExitCode.RETRY
+
+
+def is_of_batch(error: BaseException) -> bool:
+    """Return whether an error may come of the rows of a batch, not of the bus or of a disk."""
+    kind = _kind(error)
+    is_known = issubclass(kind, errors.PostbusSparkError | OSError)
+    return exit_code(error) is ExitCode.RETRY and not is_known
+
+
+def shown(error: BaseException) -> str:
+    """Return one message for people."""
+    if isinstance(error, ManifestError):
+        return str(error)
+    return f"{_kind(error).__name__}: {error}"
+
+
+def _kind(error: BaseException) -> type[BaseException]:
+    return error.kind if isinstance(error, _Named) else type(error)

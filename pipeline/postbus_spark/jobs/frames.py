@@ -1,0 +1,165 @@
+"""Frames of a batch: the source with parsed bodies, what cannot be parsed, and the outputs.
+
+Everything here is lazy, so `check` builds the same frames without rows to find mistakes early.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions
+from pyspark.sql.types import StructType
+
+from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink
+from postbus_spark.lake.parquet import KEYS
+from postbus_spark.schema import ddl, default_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from postbus.contract.pipeline import PipelineSpec, Source
+
+MALFORMED_REASON: Final = "MalformedBody"
+REJECT_KEYS: Final = KEYS[:2]
+"""Columns that an output for a dead-letter queue keeps."""
+
+_PARSED: Final = "_parsed_body"
+_UNPARSED: Final = "_unparsed_body"
+_KEY_TYPES: Final = {"partition": "int", "position": "bigint", "enqueued_time": "timestamp"}
+
+
+class InvalidPipeline(Exception):
+    """A query, a schema or a function of a pipeline is wrong; `where` is the field."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(f"{where}: {message}")
+
+
+def frames_of(spec: PipelineSpec, messages: DataFrame) -> dict[str, DataFrame]:
+    """Return the frames that sinks may name. Raises `InvalidPipeline`."""
+    views = _views(spec.source, messages)
+    transform = spec.transform
+    if transform is None:
+        return views
+    if transform.python is not None:
+        return {**views, **_called(transform.python, views, spec.sinks)}
+    outputs = dict(views)
+    session = messages.sparkSession
+    for name, frame in views.items():
+        frame.createOrReplaceTempView(name)
+    for name, query in (transform.sql or {}).items():
+        where = f"spec.transform.sql.{name}"
+        try:
+            outputs[name] = session.sql(query)
+        except (AnalysisException, ParseException) as error:
+            raise InvalidPipeline(where, _first_line(error)) from None
+        if not outputs[name].columns:
+            raise InvalidPipeline(where, "a query that returns rows")
+        outputs[name].createOrReplaceTempView(name)
+    return outputs
+
+
+def _views(source: Source, messages: DataFrame) -> dict[str, DataFrame]:
+    """Return the messages with parsed bodies, and those whose body does not have the schema."""
+    if source.body is None:
+        return {source.name: messages}
+    schema = body_schema(source)
+    text = functions.expr("try_validate_utf8(cast(body as string))")
+    parsed = messages.withColumn(
+        _PARSED,
+        functions.from_json(
+            text, schema.add(_UNPARSED, "string"), {"columnNameOfCorruptRecord": _UNPARSED}
+        ),
+    )
+    is_parsed = f"{_PARSED} is not null and {_PARSED}.{_UNPARSED} is null"
+    good = parsed.where(is_parsed).withColumn("body", functions.col(_PARSED).dropFields(_UNPARSED))
+    bad = parsed.where(f"not ({is_parsed})")
+    description = f"the body is no JSON object with {source.body.json_schema}"
+    return {
+        source.name: good.drop(_PARSED),
+        MALFORMED: bad.drop(_PARSED)
+        .withColumn("reason", functions.lit(MALFORMED_REASON))
+        .withColumn("description", functions.lit(description[:1_000])),
+    }
+
+
+def body_schema(source: Source) -> StructType:
+    """Return the declared schema of bodies. Raises `InvalidPipeline`."""
+    where = "spec.sources[0].body.json"
+    try:
+        schema = StructType.fromDDL(source.body.json_schema if source.body else "")
+    except (AnalysisException, ParseException) as error:
+        raise InvalidPipeline(where, _first_line(error)) from None
+    if not isinstance(schema, StructType):
+        raise InvalidPipeline(where, "columns with their types, such as sku string, amount double")
+    return schema
+
+
+def _called(
+    python: PythonFunction, views: Mapping[str, DataFrame], sinks: tuple[Sink, ...]
+) -> dict[str, DataFrame]:
+    """Return the outputs of a function."""
+    where = "spec.transform.python"
+    try:
+        function = getattr(importlib.import_module(python.module), python.function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidPipeline(where, str(error)) from error
+    found = function(dict(views))
+    wanted = {sink.origin for sink in sinks} - views.keys()
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise InvalidPipeline(where, f"{python.function} does not return frames by name")
+    for name in sorted(found.keys() - wanted):
+        raise InvalidPipeline(where, f"the rows of {name} go nowhere: add a sink that is from it")
+    for name in sorted(wanted - found.keys()):
+        raise InvalidPipeline(where, f"{python.function} does not return the output {name}")
+    return found
+
+
+# --- what sinks need ----------------------------------------------------------------------------
+
+
+def check_sinks(spec: PipelineSpec, frames: Mapping[str, DataFrame]) -> None:
+    """Raise `InvalidPipeline` if an output lacks what its sink needs."""
+    for at, sink in enumerate(spec.sinks):
+        where = f"spec.sinks[{at}]"
+        schema = frames[sink.origin].schema
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        for name in KEYS if sink.table else REJECT_KEYS:
+            if types.get(name) != _KEY_TYPES[name]:
+                found = f"has it as {types[name]}" if name in types else "lacks it"
+                raise InvalidPipeline(
+                    where,
+                    f"the sink needs the column {name} of the source, and {sink.origin} {found}:"
+                    " add it to the query",
+                )
+        if sink.table:
+            _check_columns(where, sink, schema)
+
+
+def _check_columns(where: str, sink: Sink, schema: StructType) -> None:
+    names = [field.name.lower() for field in schema.fields]
+    for field in schema.fields:
+        if names.count(field.name.lower()) > 1:
+            raise InvalidPipeline(where, f"{sink.origin} has the column {field.name} twice")
+        if field.dataType.simpleString() == "void":
+            message = f"the column {field.name} of {sink.origin} has no type: cast it to one"
+            raise InvalidPipeline(where, message)
+        if sink.table and field.name.lower() in sink.table.partition_by:
+            message = f"{sink.origin} has the column {field.name}, as the folders: rename it"
+            raise InvalidPipeline(where, message)
+
+
+def _first_line(error: AnalysisException | ParseException) -> str:
+    text = error.getMessage() or str(error)
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def check_frames(spec: PipelineSpec, spark: SparkSession) -> dict[str, DataFrame]:
+    """Return the frames of a batch without rows. Raises `InvalidPipeline`."""
+    messages = spark.createDataFrame([], ddl(default_columns("map", is_raw_included=False)))
+    frames = frames_of(spec, messages)
+    check_sinks(spec, frames)
+    return frames

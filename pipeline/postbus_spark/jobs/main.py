@@ -1,0 +1,219 @@
+"""The command `postbus-pipeline`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from postbus.contract.pipeline import PipelineDocument
+
+SESSION: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.ui.enabled": "false",
+}
+"""Settings of Spark that a pipeline relies on, or that suit a driver that nobody looks at."""
+DESCRIPTION: Final = "Run a pipeline: messages of a bus, transformed by Spark, in tables."
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code."""
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    from postbus_spark.jobs.failures import exit_code, shown
+
+    try:
+        command: Callable[[argparse.Namespace], None] = given.command
+        command(given)
+    except Exception as error:  # noqa: BLE001 - the code says what to do about it
+        print(shown(error), file=sys.stderr)
+        return int(exit_code(error))
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors have the exit code of wrong configuration."""
+
+    def error(self, message: str) -> NoReturn:
+        from postbus_spark.jobs.failures import ExitCode
+
+        self.print_usage(sys.stderr)
+        self.exit(int(ExitCode.CONFIGURATION), f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="postbus-pipeline", description=DESCRIPTION)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    texts: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
+        "run": (_run, "run the pipeline until it ends or gets SIGTERM"),
+        "check": (_check, "check document, queries and columns, without a bus"),
+        "explain": (_explain, "print what a batch does, with the columns of each output"),
+        "status": (_status, "print where reader group, checkpoint and tables are"),
+        "settle": (_settle, "settle what is committed, after a run that was killed"),
+        "reset": (_reset, "forget checkpoint and positions of tables; their files stay"),
+        "verify": (_verify, "compare the files of tables with their commits"),
+    }
+    for name, (command, text) in texts.items():
+        sub = commands.add_parser(name, help=text, description=text.capitalize())
+        sub.add_argument("file", type=Path, help="the document, of kind Pipeline")
+        sub.set_defaults(command=command)
+        if command in {_run, _settle, _status}:
+            sub.add_argument(
+                "--connection-string-file",
+                metavar="FILE",
+                help="a file with a connection string, instead of POSTBUS_CONNECTION_STRING",
+            )
+        if command is _run:
+            sub.add_argument(
+                "--again",
+                action="store_true",
+                help="try a batch once more that has failed as often as it may",
+            )
+    return parser
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def _run(given: argparse.Namespace) -> None:
+    from postbus_spark.client import GroupClient
+    from postbus_spark.jobs.frames import check_frames
+    from postbus_spark.jobs.runner import Runner, source_options
+    from postbus_spark.options import read_options
+
+    document = _document(given)
+    options = source_options(document, given.connection_string_file)
+    client = GroupClient(read_options(options))
+    client.group()
+    runner = Runner(document, client, options, is_tried_again=given.again)
+    spark = _session(document)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: runner.stop())
+    try:
+        check_frames(document.spec, spark)
+        runner.run(spark)
+    finally:
+        spark.stop()
+
+
+def _check(given: argparse.Namespace) -> None:
+    from postbus_spark.jobs.frames import check_frames
+
+    document = _document(given)
+    spark = _session(document)
+    try:
+        check_frames(document.spec, spark)
+    finally:
+        spark.stop()
+    print(f"{given.file}: the pipeline {document.metadata.name} is valid")
+
+
+def _explain(given: argparse.Namespace) -> None:
+    from postbus_spark.jobs.explaining import explained
+    from postbus_spark.jobs.frames import check_frames
+
+    document = _document(given)
+    spark = _session(document)
+    try:
+        for line in explained(document, check_frames(document.spec, spark)):
+            print(line)
+    finally:
+        spark.stop()
+
+
+def _status(given: argparse.Namespace) -> None:
+    from postbus_spark.client import GroupClient
+    from postbus_spark.jobs.explaining import status
+    from postbus_spark.jobs.runner import source_options
+    from postbus_spark.options import read_options
+
+    document = _document(given)
+    client = GroupClient(read_options(source_options(document, given.connection_string_file)))
+    for line in status(document, client.ranges()):
+        print(line)
+
+
+def _settle(given: argparse.Namespace) -> None:
+    from postbus_spark.client import GroupClient
+    from postbus_spark.jobs.runner import source_options
+    from postbus_spark.jobs.settling import settle_committed
+    from postbus_spark.options import read_options
+
+    document = _document(given)
+    client = GroupClient(read_options(source_options(document, given.connection_string_file)))
+    if settle_committed(client, Path(document.spec.checkpoint.path)) is None:
+        print("nothing to settle")
+
+
+def _reset(given: argparse.Namespace) -> None:
+    from postbus_spark.jobs.batches import tables_of
+
+    document = _document(given)
+    for table in tables_of(document).values():
+        table.open()
+        table.forget()
+        print(f"the table {table.folder} takes what comes next")
+    checkpoint = Path(document.spec.checkpoint.path)
+    if checkpoint.exists():
+        shutil.rmtree(checkpoint)
+    print(f"the checkpoint {checkpoint} is gone: the next run begins where the reader group is")
+
+
+def _verify(given: argparse.Namespace) -> None:
+    from postbus_spark.jobs.batches import tables_of
+    from postbus_spark.lake.layout import InvalidTable
+    from postbus_spark.lake.verifying import verified
+
+    problems = []
+    for table in tables_of(_document(given)).values():
+        found = verified(table)
+        print(f"{table.folder}: {found.commits} commits, {found.files} files, {found.rows} rows")
+        problems += found.problems
+    if problems:
+        raise InvalidTable("\n".join(problems))
+
+
+def _document(given: argparse.Namespace) -> PipelineDocument:
+    from postbus_spark.jobs.documents import read_pipeline
+
+    document = read_pipeline(given.file)
+    _make_importable(str(given.file.resolve().parent))
+    return document
+
+
+def _make_importable(folder: str) -> None:
+    """Let the transformation's module be imported from beside the document, also by workers."""
+    sys.path.append(folder)
+    known = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{folder}" if known else folder
+
+
+def _session(document: PipelineDocument) -> SparkSession:
+    """Start Spark, or return the session that runs. Raises `JavaMissing`."""
+    from pyspark.sql import SparkSession
+
+    from postbus_spark.jobs.failures import JavaMissing
+
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        raise JavaMissing("Spark needs Java 17 or 21, and there is no java on PATH: install it")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(document.metadata.name)
+    for name, value in SESSION.items():
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+if __name__ == "__main__":
+    sys.exit(main())

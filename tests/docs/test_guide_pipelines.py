@@ -1,0 +1,90 @@
+"""Tables of docs/guides/pipelines.md are those of the code, and the program of lake.md works."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from postbus.contract.entities import Model
+from postbus.contract.pipeline import PipelineSpec
+from postbus.contract.yaml_documents import _models_of
+from postbus_spark import errors
+from postbus_spark.jobs import failures
+from postbus_spark.jobs.main import _parser
+from postbus_spark.lake import layout
+from tests.dev_bus import ROOT
+
+GUIDES = ROOT / "docs" / "guides"
+GUIDE = (GUIDES / "pipelines.md").read_text(encoding="utf-8")
+LAKE = (GUIDES / "lake.md").read_text(encoding="utf-8")
+
+
+def part(title: str) -> str:
+    return GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def fields_of(model: type[Model], before: str = "") -> set[str]:
+    """Return the paths of a model's fields, without those of models that are shown in one row."""
+    found = set()
+    for name, info in model.model_fields.items():
+        path = f"{before}{info.alias or name}"
+        below = list(_models_of(info.annotation))
+        found.add(path)
+        if len(below) == 1 and below[0].__name__ not in {"Owner", "LakeTable", "PythonFunction"}:
+            is_list = "tuple" in str(info.annotation)
+            found |= fields_of(below[0], f"{path}[]." if is_list else f"{path}.")
+    return found
+
+
+def test_fields_of_the_guide_are_those_of_the_model() -> None:
+    rows = re.findall(r"^\| `([\w.\[\]]+)` \|", part("The document"), re.MULTILINE)
+    known = fields_of(PipelineSpec)
+    assert set(rows) - known == set()
+    shown_together = {
+        "sources[].topic", "sources[].subscription", "sources[].body", "trigger.continuous",
+        "trigger.once", "transform", "sinks", "limits", "checkpoint", "sinks[].queue",
+        "sinks[].topic",
+    }  # fmt: skip
+    assert known - set(rows) == shown_together
+
+
+def test_commands_of_the_guide_are_those_of_the_program() -> None:
+    rows = re.findall(r"^\| `(\w+) FILE` \|", part("Commands"), re.MULTILINE)
+    [commands] = [
+        action.choices
+        for action in _parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
+    assert rows == list(commands)
+
+
+def test_exit_codes_and_errors_of_the_guide_are_those_of_the_program() -> None:
+    codes = re.findall(r"^\| (\d+) \|", part("When it fails"), re.MULTILINE)
+    assert [int(code) for code in codes] == list(failures.ExitCode)
+    line = next(line for line in GUIDE.splitlines() if line.startswith("| 20 |"))
+    assert set(re.findall(r"`(\w+)`", line)) == {each.__name__ for each in failures.STOPPED}
+    named = set(re.findall(r"^\| `(\w+)` \|", part("When it fails"), re.MULTILINE))
+    own = {*failures.STOPPED, *failures.CONFIGURATION, layout.TableTaken}
+    known = {each.__name__ for each in own if each.__module__ != errors.__name__}
+    assert named == known - {"ManifestError"}
+
+
+def test_a_table_is_read_as_the_guide_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = layout.Batch("orders", "g", "lake", 1, 1, 1, {0: (0, 2)})
+    table = layout.Table(tmp_path, ("date", "hour"))
+    table.open()
+    staged = str(table.staging(batch) / "one.parquet")
+    pq.write_table(pa.table({"sku": ["a", "b"]}), staged)
+    file = layout.StagedFile(staged, 0, 0, 1, 0, 2, 1, 0, 1, "")
+    table.commit(batch, {"sku": "string"}, [file])
+    (table.staging(batch) / "left.parquet").write_bytes(b"not whole")
+    [program] = re.findall(r"^```python\n(.*?)^```$", LAKE, re.MULTILINE | re.DOTALL)
+    exec(compile(program.replace("/tmp/lake/priced-orders", str(tmp_path)), "lake.md", "exec"), {})
+    assert capsys.readouterr().out == "2 rows, ['sku', 'date', 'hour']\n"

@@ -1,0 +1,384 @@
+"""Pipelines on a real bus and Spark; `test_spark` runs them, since one file has one session."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from postbus_spark.client import GroupClient
+from postbus_spark.jobs import batches, runner
+from postbus_spark.jobs.failures import ExitCode, Poison, exit_code, shown
+from postbus_spark.jobs.frames import InvalidPipeline, check_frames
+from postbus_spark.jobs.main import main
+from postbus_spark.jobs.settling import last_batch
+from postbus_spark.lake.layout import Table, TableAhead
+from tests.dev_bus import ROOT, environment, running_dev_bus
+from tests.edge.bus_thread import BusThread
+from tests.pipeline.lake import GROUP, Lake
+from tests.pipeline.pipelines import TRANSFORM, Pipe, order
+
+GUIDE = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "examples" / "pipeline" / "price-orders.yaml"
+PATHS = f"{ROOT / 'dataplane'}:{ROOT / 'pipeline'}"
+LOOPBACK = "127.0.0.1"
+GOOD = [f"{number:02}" for number in range(12)]
+LAST_BATCH = 2
+BAD = {b"no json": "MalformedBody", b"[1]": "MalformedBody", order("z", -1): "NoPrice"}
+
+
+@pytest.fixture
+def drained(bus: BusThread, tmp_path: Path) -> Lake:
+    """Twelve orders that can be priced, and three that cannot, in a queue with a drain."""
+    lake = Lake(bus, bus.queue(), tmp_path)
+    lake.create(kind="drain")
+    lake.send(*(order(sku) for sku in GOOD[:6]), *BAD, *(order(sku) for sku in GOOD[6:]))
+    return lake
+
+
+def reasons(lake: Lake) -> list[str]:
+    with lake.bus.client() as client:
+        receiver = client.get_queue_receiver(lake.entity, sub_queue="deadletter")
+        with receiver:
+            found = receiver.peek_messages(50)
+    return sorted(each.dead_letter_reason for each in found)
+
+
+def is_done(pipe: Pipe) -> bool:
+    """Return whether each order had its effect once, and nothing is left."""
+    assert pipe.skus() == GOOD
+    assert reasons(pipe.lake) == sorted(BAD.values())
+    assert pipe.lake.group().plan.is_settled
+    return pipe.lake.bus.counts(pipe.lake.entity).active == 0
+
+
+class PipelineTests:
+    """One session for all of them."""
+
+    def test_orders_are_priced_and_what_cannot_be_is_dead_lettered(
+        self, spark: SparkSession, drained: Lake
+    ) -> None:
+        pipe = Pipe(drained)
+        pipe.run(spark)
+        assert is_done(pipe)
+        row = min(pipe.rows(), key=lambda each: each["sku"])
+        assert row["price"] == 2.0
+        assert f"{row['enqueued_time']:%Y-%m-%d %H}" == f"{row['date']} {row['hour']:02}"
+        files = [file for file in pipe.table.rglob("*.parquet") if "_postbus" not in file.parts]
+        assert len(files) <= 2 * 2, "one for each partition and hour"
+        for file in files:
+            positions = pq.read_table(file, partitioning=None)["position"].to_pylist()
+            assert positions == sorted(positions)
+            assert f"-{positions[0]}-{positions[-1]}-c1.parquet" in file.name
+        pipe.run(spark)
+        assert is_done(pipe)
+
+    @pytest.mark.parametrize(
+        ("point", "is_checkpoint_lost"),
+        [
+            ("files written", False),
+            ("commit made", False),
+            ("commit made", True),
+            ("tables done", False),
+            ("batch done", True),
+            ("last batch committed", False),
+            ("last batch committed", True),
+        ],
+    )
+    def test_a_run_that_is_killed_loses_and_doubles_nothing(
+        self,
+        spark: SparkSession,
+        drained: Lake,
+        monkeypatch: pytest.MonkeyPatch,
+        point: str,
+        is_checkpoint_lost: bool,
+    ) -> None:
+        pipe = Pipe(drained, limits={"maxMessagesPerTrigger": 6})
+        with monkeypatch.context() as patched:
+            kill_at(patched, point)
+            with pytest.raises(RuntimeError, match="killed"):
+                pipe.run(spark)
+        assert not drained.group().plan.is_settled
+        if is_checkpoint_lost:
+            shutil.rmtree(pipe.checkpoint)
+        pipe.run(spark)
+        assert is_done(pipe)
+
+    def test_a_pipeline_that_is_stopped_settles_its_last_batch(
+        self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pipe = Pipe(drained, trigger={"continuous": "PT0.1S"}, limits={"maxMessagesPerTrigger": 6})
+        running = pipe.runner()
+        failures: list[Exception] = []
+        taken_in = threading.Event()
+        commit = Table.commit
+
+        def noted(*given: Any) -> Any:
+            made = commit(*given)
+            if pipe.skus() == GOOD:
+                taken_in.set()
+            return made
+
+        monkeypatch.setattr(Table, "commit", noted)
+
+        def run() -> None:
+            try:
+                running.run(spark)
+            except Exception as error:  # noqa: BLE001 - asserted below
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert taken_in.wait(60)
+        running.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert failures == []
+        assert is_done(pipe)
+
+    def test_a_batch_that_always_fails_stops_the_pipeline(
+        self, spark: SparkSession, drained: Lake
+    ) -> None:
+        bad = {
+            "priced": "select *, cast(raise_error('no way') as double) as price from orders",
+            "rejected": "select * from malformed",
+        }
+        pipe = Pipe(drained, transform={"sql": bad}, limits={"maxAttempts": 2})
+        pipe.spec["sinks"] = [
+            {"from": "priced", "table": {"format": "parquet", "path": str(pipe.table)}},
+            {"from": "rejected", "deadLetter": "orders"},
+        ]
+        codes = []
+        for is_tried_again in (False, False, False, True):
+            with pytest.raises(Exception) as failed:
+                pipe.run(spark, is_tried_again=is_tried_again)
+            codes.append(exit_code(failed.value))
+        assert codes == [ExitCode.RETRY, *3 * [ExitCode.STOPPED]]
+        assert isinstance(failed.value, Poison)
+        assert "was begun 4 times and never finished" in str(failed.value)
+        assert "no way" in str(failed.value)
+        assert pipe.rows() == []
+        repaired = Pipe(drained, limits={"maxAttempts": 2})
+        repaired.run(spark, is_tried_again=True)
+        assert is_done(repaired)
+
+    def test_a_tap_of_a_subqueue_is_captured_as_it_is(
+        self, spark: SparkSession, drained: Lake
+    ) -> None:
+        """Receivers get the messages all the same, and a reset reads no row a second time."""
+        drained.manage("DELETE", f"groups/{GROUP}")
+        drained.create(kind="tap")
+        pipe = Pipe(drained, sources=[{"name": "m", "queue": drained.entity, "readerGroup": GROUP}])
+        del pipe.spec["transform"]
+        table = {"format": "parquet", "path": str(pipe.table), "partitionBy": []}
+        pipe.spec["sinks"] = [{"from": "m", "table": table}]
+        pipe.run(spark)
+        drained.complete(15)
+        drained.reset("earliest")
+        shutil.rmtree(pipe.checkpoint)
+        pipe.run(spark)
+        found = pipe.rows()
+        assert sorted(row["sequence_number"] for row in found) == list(range(1, 16))
+        assert {*BAD} < {row["body"] for row in found}
+
+    def test_a_table_that_is_ahead_of_the_bus_is_not_trimmed_to_nothing(
+        self, spark: SparkSession, drained: Lake
+    ) -> None:
+        pipe = Pipe(drained, limits={"maxMessagesPerTrigger": 6})
+        pipe.run(spark)
+        drained.manage("DELETE", f"groups/{GROUP}")
+        drained.create(kind="drain")
+        drained.send(order("later"))
+        shutil.rmtree(pipe.checkpoint)
+        with pytest.raises(TableAhead) as failed:
+            pipe.run(spark)
+        assert exit_code(failed.value) is ExitCode.STOPPED
+        assert main(["reset", str(pipe.file)]) == 0
+        pipe.run(spark)
+        assert pipe.skus() == [*GOOD, "later"]
+        assert main(["verify", str(pipe.file)]) == 0
+
+    def test_an_older_checkpoint_stops_the_pipeline(
+        self, spark: SparkSession, drained: Lake, tmp_path: Path
+    ) -> None:
+        pipe = Pipe(drained)
+        pipe.run(spark)
+        shutil.copytree(pipe.checkpoint, tmp_path / "older")
+        for _ in range(2):
+            drained.send(order("later"))
+            pipe.run(spark)
+        pipe.spec["checkpoint"]["path"] = str(tmp_path / "older")
+        with pytest.raises(Exception, match="Restore the newest checkpoint") as failed:
+            pipe.run(spark)
+        assert exit_code(failed.value) is ExitCode.STOPPED
+        assert "StaleCheckpoint: " in shown(failed.value)
+        assert pipe.skus() == [*GOOD, "later", "later"]
+
+    def test_a_function_makes_outputs(
+        self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [program] = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+        (drained.folder / "pricing.py").write_text(program)
+        monkeypatch.syspath_prepend(str(drained.folder))
+        python = {"module": "pricing", "function": "price"}
+        pipe = Pipe(drained, transform={"python": python})
+        pipe.run(spark)
+        assert pipe.skus() == GOOD
+        assert reasons(drained) == ["MalformedBody", "MalformedBody", "rejected"]
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            ({"priced": "select nothing from orders"}, r"sql.priced: .*`nothing` cannot be"),
+            ({"priced": "selekt"}, "spec.transform.sql.priced: .*selekt"),
+            ({"priced": "select 1 as a"}, r"spec.sinks\[0\]: .* column partition .* lacks it"),
+            (
+                {"rejected": "select partition, string(position) as position from orders"},
+                r"spec.sinks\[1\]: .* column position .* has it as string",
+            ),
+            ({"priced": "select *, 1 as hour from orders"}, "column hour, as the folders"),
+            ({"priced": "select *, null as x from orders"}, "column x of priced has no type"),
+            ({"priced": "select *, 1 as BODY from orders"}, "has the column body twice"),
+        ],
+    )
+    def test_queries_are_checked_without_rows(
+        self, spark: SparkSession, drained: Lake, change: dict[str, str], text: str
+    ) -> None:
+        document = Pipe(drained, transform={"sql": {**TRANSFORM["sql"], **change}}).document()
+        with pytest.raises(InvalidPipeline, match=text) as failed:
+            check_frames(document.spec, spark)
+        assert exit_code(failed.value) is ExitCode.CONFIGURATION
+
+    def test_a_wrong_schema_of_bodies_is_named(self, spark: SparkSession, drained: Lake) -> None:
+        pipe = Pipe(drained)
+        pipe.spec["sources"][0]["body"] = {"json": "sku strin"}
+        with pytest.raises(InvalidPipeline, match=r"sources\[0\].body.json: .*STRIN"):
+            check_frames(pipe.document().spec, spark)
+
+    @pytest.mark.parametrize(
+        ("python", "text"),
+        [
+            ({"module": "no_such_module", "function": "price"}, "No module named"),
+            ({"module": "json", "function": "price"}, "has no attribute 'price'"),
+            ({"module": "builtins", "function": "list"}, "does not return frames by name"),
+            ({"module": "builtins", "function": "dict"}, "rows of malformed go nowhere"),
+        ],
+    )
+    def test_a_wrong_function_is_named(
+        self, spark: SparkSession, drained: Lake, python: dict[str, str], text: str
+    ) -> None:
+        document = Pipe(drained, transform={"python": python}).document()
+        with pytest.raises(InvalidPipeline, match=text):
+            check_frames(document.spec, spark)
+
+    def test_a_process_that_is_killed_goes_on_and_ends_in_order_on_sigterm(
+        self, drained: Lake
+    ) -> None:
+        pipe = Pipe(drained, trigger={"continuous": "PT0.1S"}, limits={"maxMessagesPerTrigger": 5})
+        pipe.document()
+        killed = started(pipe)
+        seen = wait_for(pipe.skus, killed)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait(60)
+        assert seen
+        process = started(pipe)
+        wait_for(lambda: pipe.skus() == GOOD and len(reasons(drained)) == len(BAD), process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert is_done(pipe)
+
+    def test_the_guide_works(self, tmp_path: Path) -> None:
+        text = EXAMPLE.read_text(encoding="utf-8")
+        assert GUIDE.partition("```yaml\n")[2].partition("```")[0] in text
+        file = tmp_path / "price-orders.yaml"
+        file.write_text(text.replace("/tmp/lake", str(tmp_path / "lake")))
+        [script] = re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+        for old, new in {
+            r"^postbus ": f"{sys.executable} -m postbus ",
+            r"^postbus-pipeline ": f"{sys.executable} -m postbus_spark.jobs.main ",
+            r"^python3 ": f"{sys.executable} ",
+            r"/tmp/lake": str(tmp_path / "lake"),
+            r"examples/pipeline/price-orders.yaml": str(file),
+        }.items():
+            script = re.sub(old, new, script, flags=re.MULTILINE)
+        with running_dev_bus("examples") as bus:
+            context = f"{sys.executable} -m postbus context"
+            of_bus = f"--control {bus.control} --token-file {bus.token_file}"
+            script = f"({context} set guide {of_bus}; {context} use guide) > set\n{script}"
+            more = {"POSTBUS_CONNECTION_STRING": bus.connection_string, "SPARK_LOCAL_IP": LOOPBACK}
+            done = subprocess.run(
+                ["bash", "-eu", "-o", "pipefail", "-c", script],
+                capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,
+                env=environment(**more, PYTHONPATH=PATHS, XDG_CONFIG_HOME=str(tmp_path)),
+            )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert f"{file}: the pipeline price-orders is valid" in lines
+        assert "[3.0]" in lines
+        assert "NoAmount" in done.stdout
+        assert "MalformedBody" in done.stdout
+        assert "reader group price-orders, a drain: plan 1, settled" in lines
+
+
+def started(pipe: Pipe) -> subprocess.Popen[bytes]:
+    """Run a pipeline as a process with a group of its own, which has its JVM, too."""
+    command = [sys.executable, "-m", "postbus_spark.jobs.main", "run", str(pipe.file)]
+    return subprocess.Popen(
+        [*command, "--connection-string-file", pipe.lake.connection_file()],
+        env=environment(SPARK_LOCAL_IP=LOOPBACK, PYTHONPATH=PATHS),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> object:
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert process.poll() is None, "the process has ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def kill_at(patched: pytest.MonkeyPatch, point: str) -> None:
+    """End the second batch where a kill would, or the run when Spark has committed the last one."""
+    seen: list[object] = []
+
+    def dying(function: Callable[..., Any], *, is_done_first: bool) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            seen.append(function)
+            if len(seen) != 2 or is_done_first:
+                result = function(*given, **named)
+            if len(seen) == 2:
+                raise RuntimeError("killed")
+            return result
+
+        return call
+
+    def settle(client: GroupClient, checkpoint: Path, *epoch: int) -> None:
+        if last_batch(checkpoint) == LAST_BATCH:
+            raise RuntimeError("killed")
+
+    if point == "last batch committed":
+        patched.setattr(runner, "settle_committed", settle)
+        return
+    where, name, is_done_first = {
+        "files written": (Table, "commit", False),
+        "commit made": (Table, "_publish", False),
+        "tables done": (batches.Batches, "_reject", False),
+        "batch done": (batches.Batches, "__call__", True),
+    }[point]
+    patched.setattr(where, name, dying(getattr(where, name), is_done_first=is_done_first))

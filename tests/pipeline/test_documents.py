@@ -1,0 +1,199 @@
+"""Documents of kind Pipeline: everything that is wrong is said at once, with file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER
+from postbus.contract.yaml_documents import ManifestError
+from postbus_spark.jobs.documents import read_pipeline
+from postbus_spark.jobs.main import main
+from postbus_spark.jobs.runner import source_options
+from postbus_spark.options import DEFAULT_BYTES_PER_TRIGGER as DEFAULT_OF_SOURCE
+
+GOOD = """\
+apiVersion: postbus.dev/v1alpha1
+kind: Pipeline
+metadata: {name: price-orders}
+spec:
+  sources:
+    - name: orders
+      queue: orders
+      mode: drain
+      body: {json: "sku string, amount double"}
+  transform:
+    sql:
+      priced: select * from orders
+  sinks:
+    - {from: priced, table: {format: parquet, path: /lake/priced}}
+    - {from: malformed, deadLetter: orders}
+  trigger: {continuous: PT1S}
+  checkpoint: {path: /checkpoints/price-orders}
+"""
+Change = Callable[[Any], None]
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    file = folder / "pipeline.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ManifestError) as error:
+        read_pipeline(file)
+    return [str(each).replace(f"{file}:", "") for each in error.value.problems]
+
+
+def changed(folder: Path, change: Change) -> list[str]:
+    document = yaml.safe_load(GOOD)
+    change(document["spec"])
+    found = problems(folder, yaml.safe_dump(document))
+    return [each.partition(": ")[2] for each in found]
+
+
+def test_a_document_has_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(GOOD)
+    document = read_pipeline(file)
+    assert document.group == "price-orders"
+    table = document.spec.sinks[0].table
+    assert table is not None
+    assert table.partition_by == ("date", "hour")
+    assert source_options(document, "key") == {
+        "entity": "orders",
+        "readerGroup": "price-orders",
+        "subQueue": "main",
+        "mode": "drain",
+        "maxMessagesPerTrigger": "0",
+        "maxBytesPerTrigger": str(DEFAULT_OF_SOURCE),
+        "connectionStringFile": str(Path("key").absolute()),
+    }
+    assert DEFAULT_BYTES_PER_TRIGGER == DEFAULT_OF_SOURCE
+
+
+def test_a_subscription_is_a_source(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(GOOD.replace("queue: orders", "topic: news\n      subscription: lake"))
+    assert source_options(read_pipeline(file), None)["entity"] == "news/Subscriptions/lake"
+
+
+def test_everything_that_is_wrong_is_said_with_its_line(tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("mode: drain", "mod: drain")
+        .replace("PT1S", "1s")
+        .replace("format: parquet", "format: delta")
+        .replace("kind: Pipeline", "kind: Pipeline\ncolour: red")
+    )
+    assert problems(tmp_path, text) == [
+        "3: colour: unknown field",
+        "9: spec.sources[0].mod: unknown field; did you mean mode?",
+        "15: spec.sinks[0].table.format: input should be 'parquet'",
+        "17: spec.trigger.continuous: use an ISO 8601 duration such as PT30S, PT5M or P14D",
+    ]
+
+
+def test_fields_are_checked_together(tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("mode: drain", "mode: tap")
+        .replace("from: priced,", "from: prised,")
+        .replace("path: /checkpoints/price-orders", "path: /lake")
+    )
+    nowhere = "its rows go nowhere: add a sink that is from it, or remove it"
+    is_tap = "only a drained source has one: orders is a tap, and receivers have its queue"
+    assert problems(tmp_path, text) == [
+        f"12: spec.transform.sql.priced: {nowhere}",
+        "14: spec.sinks[0].from: there is no prised, only malformed, orders, priced",
+        "14: spec.sinks[0].table.path: the checkpoint has /lake: give each a folder of its own",
+        f"15: spec.sinks[1].deadLetter: {is_tap}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda spec: spec["sinks"].pop(), "spec.sinks: rows of malformed, whose body has not"),
+        (lambda spec: spec.update(sinks=[]), "spec.sinks: name 1 to 100 sinks"),
+        (lambda spec: spec["sinks"][1].update(deadLetter="news"), "there is no source news"),
+        (lambda spec: spec["sources"][0].update(subQueue="deadLetter"), "dead letters already"),
+        (lambda spec: spec["sources"][0].update(topic="news"), "name a queue, or a topic and its"),
+        (lambda spec: spec["sources"][0].update(name="malformed"), "malformed is the output of"),
+        (lambda spec: spec["sources"][0].update(name="a-b"), "spec.sources[0].name: string should"),
+        (lambda spec: spec["sources"].append(spec["sources"][0]), "name one source: several"),
+        (lambda spec: spec["transform"]["sql"].update(orders="x"), "choose another one"),
+        (lambda spec: spec["transform"].update(python={"module": "a", "function": "b"}), "either"),
+        (lambda spec: spec["transform"].update(sql={}), "spec.transform.sql: "),
+        (lambda spec: spec["sinks"][0].update(queue="q"), "sinks to a queue are not available yet"),
+        (lambda spec: spec["sinks"][0].pop("table"), "name one target"),
+        (lambda spec: spec["sinks"][0]["table"].update(path="lake"), "an absolute path"),
+        (lambda spec: spec["sinks"][0]["table"].update(path="/a/../b"), "an absolute path"),
+        (lambda spec: spec["sinks"][0]["table"].update(path="s3://b/a"), "of a file system"),
+        (lambda spec: spec["sinks"][0]["table"].update(path="//"), "below the root"),
+        (lambda spec: spec["sinks"][0]["table"].update(partitionBy=["hour"]), "[date, hour]"),
+        (lambda spec: spec["trigger"].update(once=True), "write either continuous"),
+        (lambda spec: spec["trigger"].update(schedule="* * * * *"), "unknown field"),
+        (lambda spec: spec["trigger"].update(continuous="PT0.01S"), "between PT0.1S and P1D"),
+        (lambda spec: spec.update(limits={"maxAttempts": 0}), "spec.limits.maxAttempts"),
+        (lambda spec: spec.pop("checkpoint"), "spec.checkpoint: this field is required"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, change: Change, text: str) -> None:
+    found = changed(tmp_path, change)
+    assert any(text in each for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the file has no documents"),
+        (f"{GOOD}---\n{GOOD}", "the file has 2 documents"),
+        (GOOD.replace("kind: Pipeline", "kind: Queue"), "kind is Queue"),
+        ("- 1", "a document must be a mapping"),
+        ("a: {", "no valid YAML"),
+        (GOOD.replace("price-orders}", "a" * 200 + "}"), "name one with readerGroup"),
+    ],
+)
+def test_a_file_that_is_no_pipeline_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    assert problem in "\n".join(problems(tmp_path, text))
+
+
+def test_a_query_may_be_read_by_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    priced = "priced: select * from orders"
+    file.write_text(
+        GOOD.replace(priced, "checked: select * from orders\n      priced: select * from CHECKED")
+    )
+    assert list(read_pipeline(file).spec.transform.sql) == ["checked", "priced"]
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "check", "explain", "status", "settle", "reset"])
+def test_a_wrong_document_ends_with_the_code_of_configuration(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(GOOD.replace("sinks:", "sink:"))
+    assert main([command, str(file)]) == 10
+    assert f"{file}:13: spec.sink: unknown field; did you mean sinks?" in capsys.readouterr().err
+    assert main([command, str(tmp_path / "none.yaml")]) == 10
+    assert "no such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["walk"], ["run"], ["run", "a", "--agan"]])
+def test_wrong_arguments_end_with_the_code_of_configuration(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 10
+
+
+def test_a_run_without_a_key_ends_with_the_code_of_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POSTBUS_CONNECTION_STRING", raising=False)
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(GOOD)
+    assert main(["run", str(file)]) == 10
+    assert "InvalidCredentials: no connection string" in capsys.readouterr().err
