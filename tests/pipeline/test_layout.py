@@ -161,6 +161,8 @@ def test_a_folder_with_other_files_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InvalidTable, match="has files and is no table"):
         Table(tmp_path).open()
+    with pytest.raises(InvalidTable, match="is no folder"):
+        Table(tmp_path / "notes.txt").open()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"v": 2}', '{"v": 1, "version": 1}', "null"])

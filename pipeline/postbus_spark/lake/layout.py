@@ -134,6 +134,8 @@ class Table:
 
     def load(self) -> None:
         """Read the last commit and change nothing. Raises `InvalidTable`, `OSError`."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InvalidTable(f"{self.folder} is no folder: name an empty one, or a new one")
         numbers = self.versions()
         if not numbers and self.folder.exists() and set(os.listdir(self.folder)) - {OWN}:
             raise InvalidTable(
