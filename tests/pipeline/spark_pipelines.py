@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from postbus_spark.client import GroupClient
 from postbus_spark.jobs import batches, runner
+from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.failures import ExitCode, Poison, exit_code, shown
 from postbus_spark.jobs.frames import InvalidPipeline, check_frames
 from postbus_spark.jobs.main import main
@@ -28,7 +29,7 @@ from postbus_spark.lake.layout import Table, TableAhead
 from tests.dev_bus import ROOT, environment, running_dev_bus
 from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import GROUP, Lake
-from tests.pipeline.pipelines import TRANSFORM, Pipe, order
+from tests.pipeline.pipelines import PRICED, TRANSFORM, Pipe, order
 
 GUIDE = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "pipeline" / "price-orders.yaml"
@@ -237,6 +238,29 @@ class PipelineTests:
         pipe.run(spark)
         assert pipe.skus() == GOOD
         assert reasons(drained) == ["MalformedBody", "MalformedBody", "rejected"]
+
+    def test_an_output_with_other_positions_is_refused(
+        self, spark: SparkSession, drained: Lake
+    ) -> None:
+        moved = PRICED.replace("position", "position + 1 as position")
+        pipe = Pipe(drained, transform={"sql": {**TRANSFORM["sql"], "priced": moved}})
+        with pytest.raises(Exception, match="keep the columns partition and position") as failed:
+            pipe.run(spark)
+        assert exit_code(failed.value) is ExitCode.CONFIGURATION
+        assert shown(failed.value).startswith("InvalidSchema: the output priced has positions")
+        assert pipe.rows() == []
+        Pipe(drained).run(spark)
+        assert is_done(pipe)
+
+    def test_explain_says_what_a_batch_does(self, spark: SparkSession, drained: Lake) -> None:
+        document = Pipe(drained, trigger={"continuous": "PT2S"}).document()
+        lines = list(explained(document, check_frames(document.spec, spark)))
+        assert lines[0] == "Every 2 s:"
+        assert lines[1].startswith("1. plan up to 268435456 bytes of queue-")
+        assert [line.partition(" ")[2].partition(" ")[0] for line in lines[2:9]] == [
+            "read", "query", "add", "dead-letter", "dead-letter", "commit", "settle",
+        ]  # fmt: skip
+        assert lines[lines.index("priced:") + 2] == "  price double"
 
     @pytest.mark.parametrize(
         ("change", "text"),

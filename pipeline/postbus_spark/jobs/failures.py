@@ -63,6 +63,8 @@ STOPPED: Final = (
 )
 """Somebody must decide what shall become of messages."""
 
+MOST_LINES: Final = 40
+
 _BY_NAME: Final = {
     name: each
     for name, each in vars(errors).items()
@@ -108,10 +110,12 @@ def is_of_batch(error: BaseException) -> bool:
 
 
 def shown(error: BaseException) -> str:
-    """Return one message for people."""
+    """Return one message for people, without the stacks of Java."""
     if isinstance(error, ManifestError):
         return str(error)
-    return f"{_kind(error).__name__}: {error}"
+    lines = str(error).splitlines()
+    kept = [line for line in lines if not line.startswith(("\tat ", "Caused by: "))]
+    return f"{_kind(error).__name__}: " + "\n".join(kept[:MOST_LINES])
 
 
 def _kind(error: BaseException) -> type[BaseException]:

@@ -21,6 +21,7 @@ SESSION: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
 }
 """Settings of Spark that a pipeline relies on, or that suit a driver that nobody looks at."""
 DESCRIPTION: Final = "Run a pipeline: messages of a bus, transformed by Spark, in tables."
@@ -30,7 +31,7 @@ LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code."""
     given = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    _log()
     from postbus_spark.jobs.failures import exit_code, shown
 
     try:
@@ -40,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(shown(error), file=sys.stderr)
         return int(exit_code(error))
     return 0
+
+
+def _log() -> None:
+    """Log what the runner does; py4j would log each error of a batch besides."""
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("postbus_spark").setLevel(logging.INFO)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 class _Parser(argparse.ArgumentParser):
