@@ -117,6 +117,24 @@ class PipelineTests:
         pipe.run(spark)
         assert is_done(pipe)
 
+    def test_a_partitioned_queue_is_read_once_by_a_run_that_is_killed(
+        self, spark: SparkSession, bus: BusThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lake = Lake(bus, bus.queue(enable_partitioning=True), tmp_path)
+        lake.create(kind="drain")
+        for sku in GOOD:
+            lake.send(order(sku), partition_key=sku)
+        pipe = Pipe(lake, limits={"maxMessagesPerTrigger": 6})
+        with monkeypatch.context() as patched:
+            kill_at(patched, "commit made")
+            with pytest.raises(RuntimeError, match="killed"):
+                pipe.run(spark)
+        shutil.rmtree(pipe.checkpoint)
+        pipe.run(spark)
+        assert pipe.skus() == GOOD
+        assert {row["partition"] for row in pipe.rows()} == {0, 1}
+        assert lake.group().plan.is_settled
+
     def test_a_pipeline_that_is_stopped_settles_its_last_batch(
         self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
     ) -> None:
