@@ -535,6 +535,7 @@ def test_duplicate_queue_is_refused(tmp_path: Path) -> None:
         ("v1", "Namespace", "this is the cluster's own Namespace"),
         ("postbus.dev/v1", "Queue", "apiVersion of kind Queue must be postbus.dev/v1alpha1"),
         ("apps/v1", "Deployment", "apiVersion apps/v1, kind Deployment: only"),
+        ("postbus.dev/v1alpha1", "Pipeline", "a Pipeline is run by `postbus-pipeline run`"),
     ],
 )
 def test_manifests_of_other_kinds_are_refused_or_ignored(
