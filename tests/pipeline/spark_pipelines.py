@@ -122,8 +122,8 @@ class PipelineTests:
     ) -> None:
         lake = Lake(bus, bus.queue(enable_partitioning=True), tmp_path)
         lake.create(kind="drain")
-        for sku in GOOD:
-            lake.send(order(sku), partition_key=sku)
+        for number, body in enumerate([*map(order, GOOD), *BAD]):
+            lake.send(body, partition_key=str(number))
         pipe = Pipe(lake, limits={"maxMessagesPerTrigger": 6})
         with monkeypatch.context() as patched:
             kill_at(patched, "commit made")
@@ -132,6 +132,7 @@ class PipelineTests:
         shutil.rmtree(pipe.checkpoint)
         pipe.run(spark)
         assert pipe.skus() == GOOD
+        assert reasons(lake) == sorted(BAD.values())
         assert {row["partition"] for row in pipe.rows()} == {0, 1}
         assert lake.group().plan.is_settled
 
