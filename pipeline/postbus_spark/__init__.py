@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from postbus_spark.batches import read_batches as read_batches
+    from postbus_spark.publish import Writer as Writer
+    from postbus_spark.publish import publish_messages as publish_messages
     from postbus_spark.rejects import reject_messages as reject_messages
     from postbus_spark.source import PostbusSource as PostbusSource
 
-__all__ = ["PostbusSource", "read_batches", "reject_messages"]
+__all__ = ["PostbusSource", "Writer", "publish_messages", "read_batches", "reject_messages"]
 
 
 def __getattr__(name: str) -> object:
@@ -26,6 +28,14 @@ def __getattr__(name: str) -> object:
         from postbus_spark.rejects import reject_messages
 
         return reject_messages
+    if name == "Writer":
+        from postbus_spark.publish import Writer
+
+        return Writer
+    if name == "publish_messages":
+        from postbus_spark.publish import publish_messages
+
+        return publish_messages
     if name == "PostbusSource":
         from postbus_spark.source import PostbusSource
 

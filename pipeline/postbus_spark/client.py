@@ -115,14 +115,17 @@ class GroupClient:
         return urlencode({"subQueue": self._options.sub_queue, **more})
 
     def _get(self, model: type[Model], target: str) -> Model:
-        return _read(model, call(self._bus, "GET", target, self.token()))
+        return read_answer(model, call(self._bus, "GET", target, self.token()))
 
     def _post(self, action: str, body: BaseModel, model: type[Model]) -> Model:
         sent = body.model_dump(mode="json", by_alias=True)
-        return _read(model, call(self._bus, "POST", self._group_path(action), self.token(), sent))
+        return read_answer(
+            model, call(self._bus, "POST", self._group_path(action), self.token(), sent)
+        )
 
 
-def _read(model: type[Model], said: bytes) -> Model:
+def read_answer(model: type[Model], said: bytes) -> Model:
+    """Return what the bus answered. Raises `UnknownRows` if that is none of its answers."""
     try:
         return model.model_validate_json(said)
     except ValidationError as error:

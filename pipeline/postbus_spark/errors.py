@@ -21,6 +21,10 @@ class InvalidSchema(PostbusSparkError):
     """A schema names a column that does not exist, or gives it another type."""
 
 
+class InvalidRows(PostbusSparkError):
+    """A row that is written has a value that a message cannot have."""
+
+
 class InvalidCredentials(PostbusSparkError):
     """No connection string was found, or it cannot be read."""
 
@@ -39,6 +43,10 @@ class UnknownRows(PostbusSparkError):
 
 class Unavailable(PostbusSparkError):
     """The bus did not answer for a while, or answers broke off. A later attempt may succeed."""
+
+
+class Unfinished(PostbusSparkError):
+    """A batch is published, and the bus could not send the rest of it for a while."""
 
 
 class BulkError(PostbusSparkError):
@@ -66,15 +74,22 @@ class Unauthorized(BulkError):
     """The key or token is rejected, or lacks a right."""
 
     way_out = (
-        "Reading needs a key with the right Listen on the entity; tokens end an hour after the"
-        " batch was planned."
+        "Reading needs a key with the right Listen on the entity, writing one with Send. A token of"
+        " a task that reads ends an hour after its batch was planned, of one that writes a day"
+        " after its batch began."
     )
 
 
 class EntityNotFound(BulkError):
     """There is no such entity."""
 
-    way_out = "Check the option entity: a queue, or topic/Subscriptions/name."
+    way_out = (
+        "Check the option entity: a queue, topic/Subscriptions/name to read, or a topic to write."
+    )
+
+
+class WriterNotFound(BulkError):
+    """Nothing was published under the name of a writer."""
 
 
 class GroupNotFound(BulkError):
@@ -121,6 +136,38 @@ class DataLoss(BulkError):
     )
 
 
+class StaleWriter(BulkError):
+    """A later batch was published under the name of the writer."""
+
+    way_out = (
+        "A query with a new checkpoint counts its batches from 0: give it a name of its own with"
+        " the option writer. Otherwise another query writes under this name, or the checkpoint is"
+        " an old copy: stop that query, or restore the newest checkpoint."
+    )
+
+
+class StagesGone(BulkError):
+    """Messages that were staged for a batch are no longer there."""
+
+    way_out = (
+        "Nothing of the batch was sent. Start the query again, which repeats the batch: staged"
+        " messages are kept for a day."
+    )
+
+
+class QuotaExceeded(NotAllowed):
+    """The entity or its store is full."""
+
+    way_out = (
+        "Receivers must make room. Staged messages take room, too: a batch must fit into what is"
+        " free."
+    )
+
+
+class MessageTooLarge(BulkError):
+    """A message is larger than the entity accepts."""
+
+
 class EntityRecreated(BulkError):
     """An entity was deleted and created again since an offset was written."""
 
@@ -138,7 +185,10 @@ BY_CODE: Final[dict[str, type[BulkError]]] = {
     "BusRestored": BusRestored,
     "DataLoss": DataLoss,
     "NotAllowed": NotAllowed,
-    "QuotaExceeded": NotAllowed,
+    "QuotaExceeded": QuotaExceeded,
+    "WriterNotFound": WriterNotFound,
+    "StaleWriter": StaleWriter,
+    "StagesGone": StagesGone,
 }
 """Code of a refusal that a later attempt does not change -> its error."""
 
@@ -147,6 +197,7 @@ BY_STATUS: Final[dict[int, type[BulkError]]] = {
     403: Unauthorized,
     404: EntityNotFound,
     410: DataLoss,
+    413: MessageTooLarge,
     501: NotAllowed,
 }
 """Status of a refusal without a known code -> its error."""

@@ -1,4 +1,4 @@
-"""Options of `spark.read.format("postbus")`, with the vocabulary of Spark's Kafka source.
+"""Options of the format `postbus`, with the vocabulary of Spark's Kafka source.
 
 Spark compares the names of options without case, and hands them over in lower case.
 """
@@ -6,6 +6,7 @@ Spark compares the names of options without case, and hands them over in lower c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,6 +24,13 @@ DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 """Our choice: some seconds of work, and far below the memory of a small driver and its workers."""
 
 MAX_PARTITIONS: Final = 10_000
+
+MAX_RATE: Final = 1_000_000
+WRITER_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,127}"
+"""As in `postbus.contract.bulk`, which executors do not import."""
+
+SINK_NAMES: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options of Spark's own that a sink gets, too."""
 
 PLANNED_MODES: Final = frozenset({"peek", "history"})
 KEY_NAMES: Final = frozenset({
@@ -59,6 +67,18 @@ class Options:
         return self.entity + SUB_QUEUE_PATHS[self.sub_queue]
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Checked options of writing. `rate`: messages per second, None for any number."""
+
+    entity: str
+    writer: str
+    rate: int | None = None
+    endpoint: str | None = None
+    connection_string_file: str | None = None
+    tls_ca_file: str | None = None
+
+
 SUB_QUEUE_PATHS: Final[dict[SubQueue, str]] = {
     "main": "",
     "deadLetter": "/$deadletterqueue",
@@ -68,6 +88,24 @@ SUB_QUEUE_PATHS: Final[dict[SubQueue, str]] = {
 
 def read_options(given: Mapping[str, str]) -> Options:
     """Check options as Spark hands them over. Raises `InvalidOption`."""
+    values = _values(given, _OPTIONS, _WRITE_OPTIONS, "writing")
+    _check_there(values, {"entity": "entity", "reader_group": "readerGroup"})
+    return Options(**values)  # type: ignore[arg-type]  # each reader returns its field's type
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Check options of writing as Spark hands them over. Raises `InvalidOption`."""
+    own = {name: text for name, text in given.items() if name.lower() not in SINK_NAMES}
+    values = _values(own, _WRITE_OPTIONS, _OPTIONS, "reading")
+    _check_there(values, {"entity": "entity", "writer": "writer"})
+    return WriteOptions(**values)  # type: ignore[arg-type]  # see above
+
+
+def _values(
+    given: Mapping[str, str], own: _Options, other: _Options, other_use: str
+) -> dict[str, object]:
+    """Return the values of options by field. `other`: options of another use, for texts."""
+    own_names = {name.lower(): name for name in own}
     values: dict[str, object] = {}
     for name, text in given.items():
         folded = name.lower()
@@ -77,35 +115,42 @@ def read_options(given: Mapping[str, str]) -> Options:
                 " a file and name it with connectionStringFile, or into the environment variable"
                 " POSTBUS_CONNECTION_STRING"
             )
-        if folded not in _READERS:
-            raise InvalidOption(f"unknown option {name}{_nearest(folded)}")
-        field, read = _READERS[folded]
+        if folded not in own_names:
+            raise InvalidOption(_unknown(name, own_names, other, other_use))
+        field, read = own[own_names[folded]]
         try:
-            value = read(str(text).strip())
+            values[field] = read(str(text).strip())
         except ValueError as error:
-            raise InvalidOption(f"option {_NAMES[folded]}: {error}") from None
-        if field:
-            values[field] = value
-    for field, name in (("entity", "entity"), ("reader_group", "readerGroup")):
+            raise InvalidOption(f"option {own_names[folded]}: {error}") from None
+    return values
+
+
+def _unknown(name: str, own_names: Mapping[str, str], other: _Options, other_use: str) -> str:
+    folded = name.lower()
+    for each in other:
+        if each.lower() == folded:
+            return f"the option {each} is for {other_use}: leave it out here"
+    found = get_close_matches(folded, own_names, n=1, cutoff=0.6)
+    hint = (
+        f", did you mean {own_names[found[0]]}?"
+        if found
+        else f": there are {', '.join(sorted(own_names.values(), key=str.lower))}"
+    )
+    return f"unknown option {name}{hint}"
+
+
+def _check_there(values: Mapping[str, object], names: Mapping[str, str]) -> None:
+    for field, name in names.items():
         if not values.get(field):
             raise InvalidOption(f"the option {name} is missing{_WHY[field]}")
-    return Options(**values)  # type: ignore[arg-type]  # each reader returns its field's type
 
 
 _WHY: Final = {
-    "entity": ": a queue, or topic/Subscriptions/name",
+    "entity": ": a queue, topic/Subscriptions/name to read, or a topic to write",
     "reader_group": ": a group keeps the messages that are to be read; create one with"
     " `postbus groups create`",
+    "writer": ": the name under which batches are published, each once",
 }
-
-
-def _nearest(folded: str) -> str:
-    found = get_close_matches(folded, _READERS, n=1, cutoff=0.6)
-    return (
-        f", did you mean {_NAMES[found[0]]}?"
-        if found
-        else f": there are {', '.join(sorted(_NAMES.values(), key=str.lower))}"
-    )
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -133,6 +178,13 @@ def _entity(text: str) -> str:
             "the name of a queue, or topic/Subscriptions/name; the option subQueue selects dead"
             " letters"
         )
+    return name
+
+
+def _target(text: str) -> str:
+    name = _entity(text)
+    if "/subscriptions/" in name.lower():
+        raise ValueError(f"a queue or topic: messages are not sent to a subscription as {name} is")
     return name
 
 
@@ -197,7 +249,18 @@ def _group(text: str) -> str:
     return text
 
 
-_OPTIONS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+def _writer(text: str) -> str:
+    if not re.fullmatch(WRITER_NAME, text):
+        raise ValueError(
+            "a name of small letters, digits and . _ - that begins with a letter or digit, with at"
+            " most 128 characters"
+        )
+    return text
+
+
+_Options: TypeAlias = Mapping[str, tuple[str, Callable[[str], object]]]
+
+_OPTIONS: Final[_Options] = {
     "endpoint": ("endpoint", _endpoint),
     "entity": ("entity", _entity),
     "subQueue": ("sub_queue", _choice(get_args(SubQueue))),
@@ -213,5 +276,11 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "includeRaw": ("is_raw_included", _flag),
     "propertiesFormat": ("properties_format", _choice(get_args(PropertiesFormat))),
 }
-_READERS: Final = {name.lower(): entry for name, entry in _OPTIONS.items()}
-_NAMES: Final = {name.lower(): name for name in _OPTIONS}
+_WRITE_OPTIONS: Final[_Options] = {
+    "endpoint": ("endpoint", _endpoint),
+    "entity": ("entity", _target),
+    "writer": ("writer", _writer),
+    "rate": ("rate", _count(1, MAX_RATE)),
+    "connectionStringFile": ("connection_string_file", _file),
+    "tlsCaFile": ("tls_ca_file", _file),
+}

@@ -5,7 +5,7 @@ Columns are added at the end and never change their type: tables and checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -61,6 +61,26 @@ COLUMNS: Final = (
 BY_NAME: Final = {column.name: column for column in COLUMNS}
 
 
+_TEXT: Final = ("string",)
+WRITTEN: Final[dict[str, tuple[str, ...]]] = {
+    "body": ("binary", "string"),
+    "message_id": _TEXT,
+    "session_id": _TEXT,
+    "partition_key": _TEXT,
+    "correlation_id": _TEXT,
+    "subject": _TEXT,
+    "to": _TEXT,
+    "reply_to": _TEXT,
+    "reply_to_session_id": _TEXT,
+    "content_type": _TEXT,
+    "time_to_live_ms": ("bigint", "int"),
+    "scheduled_enqueue_time": ("timestamp",),
+    "application_properties": ("map<string,string>",),
+    "application_properties_json": _TEXT,
+}
+"""Columns that are written -> the types in Spark's SQL that each may have."""
+
+
 def default_columns(properties: PropertiesFormat, *, is_raw_included: bool) -> list[Column]:
     """Return the columns without a schema of the user."""
     left_out = {
@@ -98,6 +118,34 @@ def check_schema(schema: StructType) -> None:
         raise InvalidSchema("the schema has no column: name at least one, such as position")
 
 
+def check_written(schema: StructType) -> None:
+    """Raise `InvalidSchema` unless messages can have all columns, in their types."""
+    names = [field.name for field in schema.fields]
+    for field in schema.fields:
+        if field.name in BY_NAME and field.name not in WRITTEN:
+            raise InvalidSchema(
+                f"column {field.name} is made by the bus and cannot be written: select the columns"
+                " of the messages before, such as body and application_properties"
+            )
+        if field.name not in WRITTEN:
+            raise InvalidSchema(_unknown(field.name, WRITTEN))
+        sql_type = field.dataType.simpleString()
+        if sql_type not in WRITTEN[field.name]:
+            raise InvalidSchema(
+                f"column {field.name} is written as {' or '.join(WRITTEN[field.name])}, and it is"
+                f" {sql_type}: cast it before"
+            )
+        if names.count(field.name) > 1:
+            raise InvalidSchema(f"there are two columns {field.name}: select one of them")
+    if not names:
+        raise InvalidSchema("there is no column to write: select at least one, such as body")
+    if {"application_properties", "application_properties_json"} <= set(names):
+        raise InvalidSchema(
+            "application_properties and application_properties_json are the same part of a message:"
+            " select one of them"
+        )
+
+
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
     """Return the columns of these names for readers without Spark."""
     import pyarrow as pa
@@ -120,6 +168,10 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
 def _known(name: str) -> Column:
     if name in BY_NAME:
         return BY_NAME[name]
-    close = get_close_matches(name.lower(), BY_NAME, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(BY_NAME)}"
-    raise InvalidSchema(f"there is no column {name}, {hint}")
+    raise InvalidSchema(_unknown(name, BY_NAME))
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    close = get_close_matches(name.lower(), known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"there is no column {name}, {hint}"

@@ -12,13 +12,14 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from postbus_spark.options import Options
+    from postbus_spark.options import Options, WriteOptions
     from postbus_spark.reader import BatchReader
     from postbus_spark.stream import StreamReader
+    from postbus_spark.writer import BatchWriter, StreamWriter
 
 
 class PostbusSource(DataSource):
-    """`spark.read.format("postbus")` and `spark.readStream.format("postbus")`."""
+    """The format `postbus` of `spark.read`, `readStream`, `write` and `writeStream`."""
 
     @classmethod
     def name(cls) -> str:
@@ -46,6 +47,25 @@ class PostbusSource(DataSource):
 
         return StreamReader(self._options(), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Return the writer of a batch query."""
+        check_version()
+        from postbus_spark.writer import BatchWriter
+
+        return BatchWriter(self._write_options(), schema, is_overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        """Return the writer of a streaming query."""
+        check_version()
+        from postbus_spark.writer import StreamWriter
+
+        return StreamWriter(self._write_options(), schema, is_overwrite=overwrite)
+
+    def _write_options(self) -> WriteOptions:
+        from postbus_spark.options import write_options
+
+        return write_options(self.options.copy())  # type: ignore[attr-defined]
+
     def _options(self) -> Options:
         from postbus_spark.options import read_options
 
@@ -63,5 +83,5 @@ def check_version() -> None:
 
         raise UnsupportedSpark(
             f"PySpark {__version__} cannot limit the size of a batch of a Python data source:"
-            " streaming from Postbus needs PySpark 4.2 or newer."
+            " streams of Postbus, and writing, need PySpark 4.2 or newer."
         ) from None

@@ -1,8 +1,8 @@
 """The credentials of the driver, and the tokens that it signs for executors.
 
 Only the driver has a key: from a mounted file or its environment, never from an option, since Spark
-shows options in plans and on its pages. A token is for one reader group and outlives the batch that
-it travels with: a task that is tried again has the token of its first attempt.
+shows options in plans and on its pages. A token is for one reader group or writer and outlives the
+batch that it travels with: a task that is tried again has the token of its first attempt.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Credentials:
     key: str = field(default="", repr=False)
     signature: str = field(default="", repr=False)
 
-    def token(self, path: str, now_s: float) -> str:
+    def token(self, path: str, now_s: float, lifetime_s: int = LIFETIME_S) -> str:
         """Return a token for a path and what is below it."""
         if self.signature:
             return self.signature
-        return make_token(path.lower(), self.rule, self.key, int(now_s) + LIFETIME_S)
+        return make_token(path.lower(), self.rule, self.key, int(now_s) + lifetime_s)
 
 
 def load_credentials(file: str | None) -> Credentials:

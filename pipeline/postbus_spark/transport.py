@@ -45,6 +45,13 @@ class Bus(NamedTuple):
     ca_file: str | None = None
 
 
+class Content(NamedTuple):
+    """The body of a request."""
+
+    kind: str
+    data: bytes
+
+
 class Refused(Exception):
     """An answer that asks to try again later."""
 
@@ -122,10 +129,10 @@ def call(
 ) -> bytes:
     """Return the answer's body, sending the request again as long as that may help.
 
-    Raises `BulkError` for a refusal, `Unavailable`.
+    `body` is sent as JSON. Raises `BulkError` for a refusal, `Unavailable`.
     """
     patience = patience or Patience(f"{method} {bus.url}{target}")
-    content = None if body is None else json.dumps(body).encode()
+    content = None if body is None else Content("application/json", json.dumps(body).encode())
     while True:
         try:
             with answer(bus, method, target, token, content) as response:
@@ -136,7 +143,7 @@ def call(
 
 @contextmanager
 def answer(
-    bus: Bus, method: str, target: str, token: str, content: bytes | None = None
+    bus: Bus, method: str, target: str, token: str, content: Content | None = None
 ) -> Iterator[HTTPResponse]:
     """Return a good answer, whose connection is kept if it is read to its end.
 
@@ -144,8 +151,9 @@ def answer(
     """
     headers = {"Authorization": token, "Accept": "application/json, */*;q=0.5"}
     if content is not None:
-        headers["Content-Type"] = "application/json"
-    connection, response = _sent(bus, method, target, content, headers)
+        headers["Content-Type"] = content.kind
+    data = None if content is None else content.data
+    connection, response = _sent(bus, method, target, data, headers)
     is_kept = False
     try:
         if response.status >= 300:

@@ -18,15 +18,23 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from postbus.contract.bulk import (
+    MAX_STAGE_BYTES,
+    MAX_STAGED,
+    AbortedStages,
+    AbortStages,
     BulkProblem,
     ClaimReaderGroup,
     PartitionRange,
     PlanRanges,
+    PublishBatch,
+    PublishedBatch,
     ReadableRanges,
     ReaderGroup,
     SettlePlan,
     ShownPlan,
+    StagedMessages,
 )
+from postbus.message.sequence import MEDIA_TYPE, read_sequence
 from tests.pipeline.stored_rows import GENERATION, Row, record_batch
 
 KEY = "c2VjcmV0LWtleS1vZi10aGUtYnVz"
@@ -61,6 +69,11 @@ class BulkServer:
         self.requests: list[str] = []
         self.tokens: list[str] = []
         self.connections = 0
+        self.stage_count = 0
+        self.stages: dict[int, list[bytes]] = {}
+        self.sent: list[bytes] = []
+        self.last: PublishedBatch | None = None
+        self.lefts: deque[int] = deque()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.bulk = self  # type: ignore[attr-defined]
@@ -132,7 +145,48 @@ class BulkServer:
                 if settle.number == self.plan.number:
                     self.plan = self.plan.model_copy(update={"is_settled": True})
                 return self.group()
+            case _, "/orders/$bulk/writers/load" | "/orders/$bulk/writers/load/publish":
+                return self._published(body)
+            case "POST", "/orders/$bulk/writers/load/stage":
+                return self._stage(body)
+            case "POST", "/orders/$bulk/writers/load/abort":
+                named = AbortStages.model_validate_json(body).stages
+                found = [self.stages.pop(each) for each in named if each in self.stages]
+                return AbortedStages(aborted=len(found))
         raise Refusal(404, "GroupNotFound", "there is no such group")
+
+    # --- writers --------------------------------------------------------------------------------
+
+    def _stage(self, body: bytes) -> StagedMessages:
+        messages = [envelope.body for envelope in read_sequence(body)]
+        assert len(messages) == 1 or len(body) <= MAX_STAGE_BYTES
+        assert 0 < len(messages) <= MAX_STAGED
+        number = self.stage_count = self.stage_count + 1
+        self.stages[number] = messages
+        return StagedMessages(stage=number, messages=len(messages), bytes=len(body))
+
+    def _published(self, body: bytes) -> PublishedBatch:
+        """Publish as `postbus.contract.bulk` says; `lefts` are what the next answers have left."""
+        if body:
+            asked = PublishBatch.model_validate_json(body)
+            if self.last is not None and asked.batch < self.last.batch:
+                raise Refusal(409, "StaleWriter", f"batch {self.last.batch} was published")
+            if self.last is None or asked.batch > self.last.batch:
+                if any(each not in self.stages for each in asked.stages):
+                    raise Refusal(410, "StagesGone", "stages are gone")
+                found = [each for stage in asked.stages for each in self.stages.pop(stage)]
+                self.sent += found
+                self.last = PublishedBatch(
+                    writer="load", batch=asked.batch, messages=len(found), left=0, is_done=True,
+                    waits_for="",
+                )  # fmt: skip
+        if self.last is None:
+            raise Refusal(404, "WriterNotFound", "there is no such writer")
+        left = self.lefts.popleft() if self.lefts else 0
+        waits_for = "orders is full" if left else ""
+        return self.last.model_copy(
+            update={"left": left, "is_done": not left, "waits_for": waits_for}
+        )
 
     def _plan(self, plan: PlanRanges) -> None:
         self._check_epoch(plan.epoch)
@@ -195,6 +249,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.bulk.requests.append(f"{self.command} {self.path}")
         self.bulk.tokens.append(self.headers.get("Authorization", ""))
+        is_sequence = path.endswith("/stage")
+        assert not body or (self.headers["Content-Type"] == MEDIA_TYPE) is is_sequence
         is_rows = path == "/orders/$bulk/rows"
         headers = {"Content-Type": "application/json"}
         try:
@@ -203,7 +259,10 @@ class _Handler(BaseHTTPRequestHandler):
                 status, content = 200, self.bulk.stream(query)
             else:
                 found = self.bulk.answer(self.command, path, query, body)
-                status, content = 200, found.model_dump_json(by_alias=True).encode()
+                status, content = (
+                    201 if is_sequence else 200,
+                    found.model_dump_json(by_alias=True).encode(),
+                )
         except Refusal as refusal:
             headers["Content-Type"] = "application/json"
             status, content = refusal.status, refusal.problem.model_dump_json().encode()

@@ -347,7 +347,7 @@ def test_the_program_of_the_guide_works(
     lake.create()
     lake.send(b"from the guide", subject="news")
     guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    program, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program, _, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     program = program.replace("/run/secrets/postbus/connection-string", lake.connection_file())
     program = program.replace("/checkpoints/lake", str(tmp_path / "checkpoint"))
     exec(compile(program, "spark.md", "exec"), {})
@@ -364,7 +364,7 @@ def test_a_drain_rejects_what_the_guide_rejects(
     lake.send(b"bad")
     lake.create(kind="drain")
     guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    _, program = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    _, program, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"options": lake.options()}
     program = program.replace("/lake/orders", str(tmp_path / "table"))
     exec(compile(program, "spark.md", "exec"), names)
@@ -380,6 +380,59 @@ def test_a_drain_rejects_what_the_guide_rejects(
     table = spark.read.parquet(str(tmp_path / "table"))
     assert sorted(bytes(row.body) for row in table.collect()) == [b"better", b"good"]
     assert bus.counts(lake.entity).dead_letter == 1
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def writing(lake: Lake, name: str) -> dict[str, str]:
+    return {
+        "entity": lake.entity,
+        "writer": name,
+        "connectionStringFile": lake.connection_file("sender"),
+    }
+
+
+def test_a_run_writes_its_rows_once(spark: SparkSession, bus: BusThread, tmp_path: Path) -> None:
+    lake = Lake(bus, bus.queue(), tmp_path)
+    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
+    *_, program = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(program, "spark.md", "exec"), names)
+    for _ in range(2):
+        names["write_orders"](spark, writing(lake, "orders-1"))
+    lake.create()
+    found = spark.read.format("postbus").options(**lake.options()).load()
+    assert sorted((row.message_id, bytes(row.body)) for row in found.collect()) == [
+        ("1", b"first"),
+        ("2", b"second"),
+    ]
+    names["write_orders"](spark, writing(lake, "orders-2"))
+    assert bus.counts(lake.entity).active == 4
+
+
+def test_a_stream_writes_each_batch_once_though_it_is_repeated(
+    spark: SparkSession, bus: BusThread, tmp_path: Path
+) -> None:
+    """Spark repeats a batch whose commit is missing from its log, as after a crash."""
+    source, target = Lake(bus, bus.queue(), tmp_path), Lake(bus, bus.queue(), tmp_path)
+    source.create(kind="drain")
+    source.send(*(b"%d" % number for number in range(40)))
+    checkpoint = tmp_path / "checkpoint"
+    for _ in range(2):
+        rows = spark.readStream.format("postbus").options(**source.options()).load()
+        query = (
+            rows.select("message_id", "body", "application_properties")
+            .writeStream.format("postbus")
+            .options(**writing(target, "copy"))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(END_S)
+        (checkpoint / "commits" / "0").unlink()
+        (checkpoint / "commits" / ".0.crc").unlink()
+    assert bus.counts(target.entity).active == 40
 
 
 # --- pipelines ------------------------------------------------------------------------------------
