@@ -39,6 +39,7 @@ class Pipe:
         self.table = lake.folder / "priced"
         self.checkpoint = lake.folder / "checkpoint"
         self.file = lake.folder / "pipeline.yaml"
+        self.rule = "listener"
         self.spec: dict[str, Any] = {
             "sources": [
                 {
@@ -66,7 +67,7 @@ class Pipe:
 
     def runner(self, *, is_tried_again: bool = False) -> Runner:
         document = self.document()
-        options = source_options(document, self.lake.connection_file())
+        options = source_options(document, self.lake.connection_file(self.rule))
         client = GroupClient(read_options(options))
         return Runner(document, client, options, is_tried_again=is_tried_again)
 

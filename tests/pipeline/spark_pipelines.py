@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from postbus_spark.client import GroupClient
+from postbus_spark.errors import StaleWriter
 from postbus_spark.jobs import batches, runner
 from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.failures import ExitCode, Poison, exit_code, shown
@@ -26,8 +27,9 @@ from postbus_spark.jobs.frames import InvalidPipeline, check_frames
 from postbus_spark.jobs.main import main
 from postbus_spark.jobs.settling import last_batch
 from postbus_spark.lake.layout import Table, TableAhead
+from postbus_spark.publish import Writer
 from tests.dev_bus import ROOT, environment, running_dev_bus
-from tests.edge.bus_thread import BusThread
+from tests.edge.bus_thread import RULES, BusThread
 from tests.pipeline.lake import GROUP, Lake
 from tests.pipeline.pipelines import PRICED, TRANSFORM, Pipe, order
 
@@ -135,6 +137,50 @@ class PipelineTests:
         assert reasons(lake) == sorted(BAD.values())
         assert {row["partition"] for row in pipe.rows()} == {0, 1}
         assert lake.group().plan.is_settled
+
+    @pytest.mark.parametrize(
+        ("point", "is_checkpoint_lost"),
+        [
+            ("staged", False),
+            ("published", False),
+            ("published", True),
+            ("last batch committed", True),
+        ],
+    )
+    def test_a_run_that_is_killed_publishes_each_message_once(
+        self,
+        spark: SparkSession,
+        drained: Lake,
+        monkeypatch: pytest.MonkeyPatch,
+        point: str,
+        is_checkpoint_lost: bool,
+    ) -> None:
+        pipe = published(drained)
+        with monkeypatch.context() as patched:
+            kill_at(patched, point)
+            with pytest.raises(RuntimeError, match="killed"):
+                pipe.run(spark)
+        if is_checkpoint_lost:
+            shutil.rmtree(pipe.checkpoint)
+        pipe.run(spark)
+        assert is_done(pipe)
+        assert sorted(received(drained, target_of(pipe))) == [f'{{"sku":"{sku}"}}' for sku in GOOD]
+
+    def test_a_group_that_was_made_again_publishes_nothing_unnoticed(
+        self, spark: SparkSession, drained: Lake
+    ) -> None:
+        """Its plans begin with 1, under which its writer has published already."""
+        pipe = published(drained)
+        pipe.spec["sinks"] = [each for each in pipe.spec["sinks"] if "table" not in each]
+        pipe.run(spark)
+        drained.manage("DELETE", f"groups/{GROUP}")
+        drained.create(kind="drain")
+        drained.send(order("later"))
+        shutil.rmtree(pipe.checkpoint)
+        with pytest.raises(StaleWriter, match="the group was made again") as failed:
+            pipe.run(spark)
+        assert exit_code(failed.value) is ExitCode.STOPPED
+        assert drained.bus.counts(drained.entity).active == 1
 
     def test_a_pipeline_that_is_stopped_settles_its_last_batch(
         self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
@@ -281,6 +327,12 @@ class PipelineTests:
         ]  # fmt: skip
         assert lines[lines.index("priced:") + 2] == "  price double"
 
+    def test_columns_of_messages_are_checked(self, spark: SparkSession, drained: Lake) -> None:
+        pipe = published(drained)
+        pipe.spec["transform"]["sql"]["sent"] = "select sku, position from priced"
+        with pytest.raises(InvalidPipeline, match=r"sinks\[3\]: there is no column sku"):
+            check_frames(pipe.document().spec, spark)
+
     @pytest.mark.parametrize(
         ("change", "text"),
         [
@@ -396,6 +448,28 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[bytes]) 
     return found
 
 
+def published(lake: Lake) -> Pipe:
+    """Return a pipeline that sends priced orders to a queue, too, with the right to."""
+    sent = "select to_json(struct(sku)) as body, sku as message_id, position from priced"
+    pipe = Pipe(lake, transform={"sql": {**TRANSFORM["sql"], "sent": sent}})
+    pipe.spec["limits"] = {"maxMessagesPerTrigger": 6}
+    pipe.spec["sinks"].append({"from": "sent", "queue": lake.bus.queue()})
+    pipe.rule = RULES[0].name
+    return pipe
+
+
+def target_of(pipe: Pipe) -> str:
+    return pipe.spec["sinks"][-1]["queue"]
+
+
+def received(lake: Lake, entity: str) -> list[str]:
+    with lake.bus.client() as client, client.get_queue_receiver(entity) as receiver:
+        found = receiver.receive_messages(50, max_wait_time=5)
+        while len(found) < len(GOOD) and (more := receiver.receive_messages(50, max_wait_time=5)):
+            found += more
+    return [str(each) for each in found]
+
+
 def kill_at(patched: pytest.MonkeyPatch, point: str) -> None:
     """End the second batch where a kill would, or the run when Spark has committed the last one."""
     seen: list[object] = []
@@ -422,6 +496,8 @@ def kill_at(patched: pytest.MonkeyPatch, point: str) -> None:
         "files written": (Table, "commit", False),
         "commit made": (Table, "_publish", False),
         "tables done": (batches.Batches, "_reject", False),
+        "staged": (Writer, "publish", False),
+        "published": (Writer, "publish", True),
         "batch done": (batches.Batches, "__call__", True),
     }[point]
     patched.setattr(where, name, dying(getattr(where, name), is_done_first=is_done_first))

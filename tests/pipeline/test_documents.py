@@ -124,7 +124,11 @@ def test_fields_are_checked_together(tmp_path: Path) -> None:
         (lambda spec: spec["transform"]["sql"].update(orders="x"), "choose another one"),
         (lambda spec: spec["transform"].update(python={"module": "a", "function": "b"}), "either"),
         (lambda spec: spec["transform"].update(sql={}), "spec.transform.sql: "),
-        (lambda spec: spec["sinks"][0].update(queue="q"), "sinks to a queue are not available yet"),
+        (lambda spec: spec["sinks"][0].update(queue="q"), "name one target"),
+        (
+            lambda spec: spec["sinks"].extend([{"from": "priced", "queue": "Q"}] * 2),
+            "spec.sinks[3]: another sink sends priced to Q",
+        ),
         (lambda spec: spec["sinks"][0].pop("table"), "name one target"),
         (lambda spec: spec["sinks"][0]["table"].update(path="lake"), "an absolute path"),
         (lambda spec: spec["sinks"][0]["table"].update(path="/a/../b"), "an absolute path"),
@@ -151,7 +155,7 @@ def test_a_mistake_is_named(tmp_path: Path, change: Change, text: str) -> None:
         (GOOD.replace("kind: Pipeline", "kind: Queue"), "kind is Queue"),
         ("- 1", "a document must be a mapping"),
         ("a: {", "no valid YAML"),
-        (GOOD.replace("price-orders}", "a" * 200 + "}"), "name one with readerGroup"),
+        (GOOD.replace("price-orders}", "a" * 200 + "}"), "name a shorter one with readerGroup"),
     ],
 )
 def test_a_file_that_is_no_pipeline_is_named(tmp_path: Path, text: str, problem: str) -> None:

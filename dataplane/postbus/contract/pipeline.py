@@ -1,4 +1,4 @@
-"""Kind Pipeline: messages of one source, transformed by Spark, in tables and dead-letter queues.
+"""Kind Pipeline: messages of one source, transformed by Spark, to entities, tables, dead letters.
 
 The runner `postbus-pipeline` reads these models. What one field alone cannot show is checked by
 `pipeline_problems`.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -21,7 +21,6 @@ from postbus.contract.entities import (
     EntityName,
     Model,
     SubscriptionName,
-    not_yet,
     subscription_path,
 )
 from postbus.contract.resources import Metadata, Owner
@@ -148,16 +147,24 @@ class Sink(Model):
     """A target for the rows of an output or a source. `deadLetter` names the source."""
 
     origin: ViewName = Field(alias="from")
+    queue: EntityName | None = None
+    topic: EntityName | None = None
     dead_letter: ViewName | None = Field(None, alias="deadLetter")
     table: LakeTable | None = None
-    queue: Annotated[Any, not_yet(None, "sinks to a queue are")] = None
-    topic: Annotated[Any, not_yet(None, "sinks to a topic are")] = None
 
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
-        if (self.dead_letter is None) == (self.table is None):
-            raise ValueError("name one target: a table, or the source for deadLetter")
+        targets = (self.queue, self.topic, self.dead_letter, self.table)
+        if sum(target is not None for target in targets) != 1:
+            raise ValueError(
+                "name one target: a queue, a topic, a table, or the source for deadLetter"
+            )
         return self
+
+    @property
+    def entity(self) -> str | None:
+        """The queue or topic that gets the rows as messages."""
+        return self.queue or self.topic
 
 
 # --- the document -------------------------------------------------------------------------------
@@ -236,6 +243,10 @@ class PipelineDocument(Model):
         """The name of the reader group."""
         return self.spec.source.reader_group or self.metadata.name
 
+    def writer(self, sink: Sink) -> str:
+        """Return the name under which batches of a sink are published, at its entity."""
+        return f"{self.group}.{sink.origin}"
+
 
 # --- checks -------------------------------------------------------------------------------------
 
@@ -244,8 +255,9 @@ def pipeline_problems(document: PipelineDocument) -> list[Problem]:
     """Return what is wrong with the fields of a document together."""
     spec = document.spec
     found = [*_name_problems(spec), *_sink_problems(spec), *_path_problems(spec)]
-    if re.fullmatch(GROUP_NAME, document.group) is None:
-        message = "longer than a reader group's name may be: name one with readerGroup"
+    names = [document.group, *(document.writer(sink) for sink in spec.sinks if sink.entity)]
+    if not all(re.fullmatch(GROUP_NAME, name) for name in names):
+        message = "too long for a reader group and its writers: name a shorter one with readerGroup"
         found.append((("metadata", "name"), message))
     return found
 
@@ -268,10 +280,14 @@ def _sink_problems(spec: PipelineSpec) -> Iterator[Problem]:
     queries = (transform and transform.sql) or {}
     known = _names(spec) | queries.keys()
     used = {sink.origin for sink in spec.sinks}
+    taken: set[tuple[str, str]] = set()
     for at, sink in enumerate(spec.sinks):
         if (transform is None or transform.python is None) and sink.origin not in known:
             there = ", ".join(sorted(known))
             yield ("spec", "sinks", at, "from"), f"there is no {sink.origin}, only {there}"
+        if sink.entity is not None and (sink.origin, sink.entity.lower()) in taken:
+            yield ("spec", "sinks", at), f"another sink sends {sink.origin} to {sink.entity}"
+        taken.add((sink.origin, (sink.entity or "").lower()))
         if sink.dead_letter is not None:
             yield from _dead_letter_problems(spec.source, sink.dead_letter, at)
     for name in queries:

@@ -1,4 +1,4 @@
-"""One batch: transform, commit to tables, dead-letter. Every step may be repeated.
+"""One batch: transform, commit to tables, publish, dead-letter. Every step may be repeated.
 
 The reader has planned the batch before Spark hands it over, so the bus knows its number and ranges.
 Rows are read afterwards, under the epoch of the reader: if another one has claimed the group, the
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
-from postbus_spark.errors import Fenced
+from postbus_spark.errors import Fenced, StaleWriter
 from postbus_spark.jobs.failures import Poison, cause_of, is_of_batch
-from postbus_spark.jobs.frames import REJECT_KEYS, check_sinks, frames_of
+from postbus_spark.jobs.frames import REJECT_KEYS, check_sinks, frames_of, written
 from postbus_spark.lake.layout import Batch, StagedFile, Table
 from postbus_spark.lake.parquet import FILE_SCHEMA, TableJob, period_of, write_files
+from postbus_spark.publish import Writer
 from postbus_spark.rejects import reject_places
+from postbus_spark.staging import Staged
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -51,6 +53,11 @@ class Batches:
         self._client = client
         self._is_tried_again = is_tried_again
         self.tables = tables_of(document)
+        self._writers = {
+            at: Writer(**_writer_options(document, sink, options))
+            for at, sink in enumerate(document.spec.sinks)
+            if sink.entity is not None
+        }
         self.epoch: int | None = None
         """Epoch of the reader, from the first batch on."""
 
@@ -66,6 +73,8 @@ class Batches:
         most = self._spec.limits.max_attempts
         if batch.attempts > most and not self._is_tried_again:
             raise Poison(_poisoned(batch, "its errors are in the logs of these attempts"))
+        if batch.attempts == 1:
+            self._check_writers(batch)
         try:
             self._process(messages, batch)
         except Exception as error:
@@ -84,6 +93,8 @@ class Batches:
             for sink in self._spec.sinks:
                 if sink.table is not None:
                     self._write(frames[sink.origin], sink, sink.table, batch)
+            for at, writer in self._writers.items():
+                self._publish(frames[self._spec.sinks[at].origin], writer, batch)
             for sink in self._spec.sinks:
                 if sink.dead_letter is not None:
                     self._reject(frames[sink.origin], sink, batch)
@@ -112,6 +123,31 @@ class Batches:
             batch.number, rows, len(made.files), table.folder,
         )  # fmt: skip
 
+    # --- entities -------------------------------------------------------------------------------
+
+    def _check_writers(self, batch: Batch) -> None:
+        """Raise `StaleWriter` if a plan that is new was published before: under its number, the
+        publishing would do nothing.
+        """
+        for writer in self._writers.values():
+            last = writer.last_batch()
+            if last is not None and last.batch >= batch.number:
+                raise StaleWriter(
+                    f"the writer {last.writer} has published batch {last.batch}, and the reader"
+                    f" group {batch.group} begins plan {batch.number}: the group was made again, or"
+                    " another pipeline has its name. Give the group another name"
+                )
+
+    def _publish(self, output: DataFrame, writer: Writer, batch: Batch) -> None:
+        last = writer.last_batch()
+        if last is not None and last.batch == batch.number:
+            LOG.info("the writer %s has plan %s already", last.writer, batch.number)
+            staged = Staged((), 0)
+        else:
+            staged = writer.stage(written(output))
+        made = writer.publish(batch.number, staged)
+        LOG.info("plan %s: %s messages of %s", batch.number, made.messages, made.writer)
+
     # --- dead letters ---------------------------------------------------------------------------
 
     def _reject(self, output: DataFrame, sink: Sink, batch: Batch) -> None:
@@ -122,6 +158,17 @@ class Batches:
             LOG.info(
                 "plan %s: %s messages of %s dead-lettered", batch.number, rejected, sink.origin
             )
+
+
+def _writer_options(document: PipelineDocument, sink: Sink, options: Options) -> dict[str, str]:
+    given = {
+        "entity": sink.entity,
+        "writer": document.writer(sink),
+        "endpoint": options.endpoint,
+        "connectionStringFile": options.connection_string_file,
+        "tlsCaFile": options.tls_ca_file,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def tables_of(document: PipelineDocument) -> dict[str, Table]:

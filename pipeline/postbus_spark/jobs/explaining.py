@@ -42,7 +42,8 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
     elif spec.transform is not None:
         steps.append(f"query {', '.join(spec.transform.sql or ())}")
     steps += [_shown_sink(sink) for sink in spec.sinks if sink.table is not None]
-    steps += [_shown_sink(sink) for sink in spec.sinks if sink.table is None]
+    steps += [_shown_sink(sink) for sink in spec.sinks if sink.entity is not None]
+    steps += [_shown_sink(sink) for sink in spec.sinks if sink.dead_letter is not None]
     steps += [f"commit in {spec.checkpoint.path}", "settle the plan"]
     for number, step in enumerate(steps, 2):
         yield f"{number}. {step}"
@@ -57,6 +58,8 @@ def _shown_sink(sink: Sink) -> str:
     if sink.table is not None:
         folders = "/".join(sink.table.partition_by) or "no folders"
         return f"add {sink.origin} to the table {sink.table.path} ({folders})"
+    if sink.entity is not None:
+        return f"send {sink.origin} to {sink.entity}"
     return f"dead-letter {sink.origin} in {sink.dead_letter}"
 
 

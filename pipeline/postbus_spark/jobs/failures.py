@@ -44,7 +44,9 @@ CONFIGURATION: Final = (
     errors.InvalidCredentials,
     errors.InvalidOption,
     errors.InvalidRequest,
+    errors.InvalidRows,
     errors.InvalidSchema,
+    errors.MessageTooLarge,
     errors.NotAllowed,
     errors.Unauthorized,
     errors.UnknownRows,
@@ -60,6 +62,7 @@ STOPPED: Final = (
     errors.EntityRecreated,
     errors.InvalidOffset,
     errors.StaleCheckpoint,
+    errors.StaleWriter,
 )
 """Somebody must decide what shall become of messages."""
 
@@ -95,6 +98,8 @@ class _Named(Exception):
 def exit_code(error: BaseException) -> ExitCode:
     """Return what the process ends with after an error."""
     kind = _kind(error)
+    if issubclass(kind, errors.QuotaExceeded):
+        return ExitCode.RETRY
     if issubclass(kind, STOPPED):
         return ExitCode.STOPPED
     if issubclass(kind, CONFIGURATION):

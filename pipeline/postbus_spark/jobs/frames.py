@@ -14,8 +14,9 @@ from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
 from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink
+from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.parquet import KEYS
-from postbus_spark.schema import ddl, default_columns
+from postbus_spark.schema import check_written, ddl, default_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,6 +126,9 @@ def check_sinks(spec: PipelineSpec, frames: Mapping[str, DataFrame]) -> None:
     """Raise `InvalidPipeline` if an output lacks what its sink needs."""
     for at, sink in enumerate(spec.sinks):
         where = f"spec.sinks[{at}]"
+        if sink.entity is not None:
+            _check_messages(where, frames[sink.origin])
+            continue
         schema = frames[sink.origin].schema
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         for name in KEYS if sink.table else REJECT_KEYS:
@@ -137,6 +141,18 @@ def check_sinks(spec: PipelineSpec, frames: Mapping[str, DataFrame]) -> None:
                 )
         if sink.table:
             _check_columns(where, sink, schema)
+
+
+def written(output: DataFrame) -> DataFrame:
+    """Return an output as messages, without the place of each row in the source."""
+    return output.drop(*KEYS)
+
+
+def _check_messages(where: str, output: DataFrame) -> None:
+    try:
+        check_written(written(output).schema)
+    except InvalidSchema as error:
+        raise InvalidPipeline(where, str(error)) from None
 
 
 def _check_columns(where: str, sink: Sink, schema: StructType) -> None:

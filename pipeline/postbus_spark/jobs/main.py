@@ -24,7 +24,7 @@ SESSION: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 """Settings of Spark that a pipeline relies on, or that suit a driver that nobody looks at."""
-DESCRIPTION: Final = "Run a pipeline: messages of a bus, transformed by Spark, in tables."
+DESCRIPTION: Final = "Run a pipeline: messages of a bus, transformed by Spark."
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 
 
