@@ -411,7 +411,7 @@ def test_a_task_with_a_token_that_ended_says_so(lake: Lake) -> None:
     start = reader.initialOffset()
     tasks = reader.partitions(start, latest(reader, start))
     lake.bus.real_shift_s = 3_700
-    with pytest.raises(Unauthorized, match=r"ExpiredToken.*end an hour after the batch"):
+    with pytest.raises(Unauthorized, match=r"ExpiredToken.*ends an hour after its batch"):
         list(reader.read(tasks[0]))
 
 

@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from postbus_spark import publish_messages
 from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import KEYS, Lake
 from tests.pipeline.spark_pipelines import PipelineTests, drained
@@ -433,6 +434,19 @@ def test_a_stream_writes_each_batch_once_though_it_is_repeated(
         (checkpoint / "commits" / "0").unlink()
         (checkpoint / "commits" / ".0.crc").unlink()
     assert bus.counts(target.entity).active == 40
+
+
+def test_a_program_publishes_a_batch_once_and_nothing_of_one_that_failed(
+    spark: SparkSession, bus: BusThread, tmp_path: Path
+) -> None:
+    lake = Lake(bus, bus.queue(), tmp_path)
+    bad = spark.range(100, numPartitions=2).selectExpr("repeat('m', 2 * id) as message_id")
+    with pytest.raises(PySparkException, match=r"message_id of row .* at most 128"):
+        bad.write.format("postbus").options(**writing(lake, "load")).mode("append").save()
+    good = spark.range(100, numPartitions=2).selectExpr("cast(id as string) as body")
+    for _ in range(2):
+        assert publish_messages(good, batch=5, **writing(lake, "load")) == 100
+    assert bus.counts(lake.entity).active == 100
 
 
 # --- pipelines ------------------------------------------------------------------------------------
