@@ -582,6 +582,8 @@ def test_examples_are_accepted(server: ApiServer) -> None:
     tried = 0
     for path in sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
+            if document["kind"] == "Pipeline":  # which has no custom resource yet
+                continue
             if document["apiVersion"] == f"{GROUP}/{VERSION}":  # a Namespace may be the cluster's
                 document["metadata"].pop("namespace", None)
                 put(server, document)

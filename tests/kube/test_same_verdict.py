@@ -203,12 +203,14 @@ def specs(kind: str) -> st.SearchStrategy[Spec]:
 def is_stricter(kind: str, spec: Spec) -> bool:
     """Return whether the definition refuses what the model leaves to the broker."""
     forwards = [spec.get(name) for name in ("forwardTo", "forwardDeadLetteredMessagesTo")]
+    rules = [rule["name"] for rule in spec.get("rules") or []]  # whole documents are checked for it
     own = {"Queue": spec.get("entityName", "some-thing"), "Subscription": "events"}.get(kind, "")
     return (
         bool(spec.get("requiresSession") and spec.get("forwardTo") is not None)
         or any(each is not None and each.lower() == own.lower() for each in forwards)
         or spec.get("maxSizeInMegabytes", 1_024) not in PREMIUM_SIZES_MB
         or spec.get("maxMessageSizeInKilobytes", 1_024) < 1_024
+        or len(set(rules)) < len(rules)
     )
 
 
@@ -239,6 +241,7 @@ def test_model_and_api_server_agree(server: ApiServer, kind: str) -> None:
     )
     @given(specs(kind))
     @example({})
+    @example({"rules": [{"name": "one", "filterType": "TrueFilter"}] * 2})
     def agree(spec: Spec) -> None:
         document = resource(kind, spec, "some-thing")
         document["spec"] = MINIMAL[kind] | spec
