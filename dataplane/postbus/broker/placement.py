@@ -71,24 +71,6 @@ def partition_of_number(sequence: int) -> int:
     return sequence >> NUMBER_BITS
 
 
-def arrival_partition(
-    number: int,
-    envelope: Envelope,
-    *,
-    home_partition: int | None,
-    count: int,
-    detects_duplicates: bool,
-) -> int:
-    """Return the partition where the message of a number arrives, each time the same.
-
-    `home_partition` None: the entity lives in all `count` partitions.
-    """
-    if home_partition is not None:
-        return home_partition
-    key = key_of(envelope, detects_duplicates=detects_duplicates)
-    return number % count if key is None else partition_of_key(key, count)
-
-
 def split(places: Sequence[int]) -> dict[int, list[int]]:
     """Return partition -> indexes of its items, in order."""
     found: dict[int, list[int]] = {}

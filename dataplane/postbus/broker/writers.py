@@ -107,11 +107,14 @@ class WriterAccess:
         for envelope in read_sequence(data):
             chunk.append(envelope)
             if len(chunk) == PARSED_AT_ONCE:
-                size_bytes += await self._check(host, address, chunk, count, held_bytes)
+                size_bytes += await self._check(
+                    host, address, chunk, count, held_bytes + size_bytes
+                )
                 count += len(chunk)
                 chunk = []
+                await asyncio.sleep(0)
         if chunk:
-            size_bytes += await self._check(host, address, chunk, count, held_bytes)
+            size_bytes += await self._check(host, address, chunk, count, held_bytes + size_bytes)
             count += len(chunk)
         now_ms = host.clock()
         number = max(self._last_stage_no + 1, now_ms * STAGES_OF_A_MS)
@@ -147,7 +150,7 @@ class WriterAccess:
                     epoch, address.entity_no, writer, batch, stages, rate, host.clock()
                 )
         except BaseException:
-            publisher.look()  # whether it is decided is not known
+            publisher.look_again(address.entity_no, writer)
             raise
         is_open = not isinstance(decided, Gone | Exhausted) and bool(decided.left)
         if is_open:
@@ -181,7 +184,15 @@ class WriterAccess:
 
     async def writer(self, address: Address, writer: str) -> Published:
         """Return the last batch of a writer. Raises `BulkRefused` and `NoWriter`."""
-        return await self._state(address, writer)
+        _, store, publisher = await self._home(address)
+        with store_errors():
+            state = await store.writer(address.entity_no, writer)
+        if state is None:
+            raise NoWriter(f"{address.name} has no writer {writer}")
+        sent = publisher.batch(address.entity_no, writer) if state.left else None
+        arrived, waits_for = (0, "") if sent is None else (sent.arrived, sent.waits_for)
+        left = max(state.left - arrived, 1) if state.left else 0
+        return Published(state.batch, state.message_count, left, waits_for)
 
     async def abort(self, address: Address, writer: str, stages: Sequence[int]) -> int:
         """Remove stages that are not published; return their number. Raises `BulkRefused`."""
@@ -195,7 +206,7 @@ class WriterAccess:
         with store_errors():
             is_gone = await store.forget(_epoch_of(host), address.entity_no, writer)
         if not is_gone:
-            state = await self._state(address, writer)
+            state = await self.writer(address, writer)
             raise WriterBusy(f"{state.left} messages of the writer {writer} are still to arrive")
 
     async def _check(
@@ -226,18 +237,7 @@ class WriterAccess:
                 pass
         elif not decided.left:
             return Published(decided.batch, decided.message_count, 0, "")
-        return await self._state(address, writer)
-
-    async def _state(self, address: Address, writer: str) -> Published:
-        _, store, publisher = await self._home(address)
-        with store_errors():
-            state = await store.writer(address.entity_no, writer)
-        if state is None:
-            raise NoWriter(f"{address.name} has no writer {writer}")
-        sent = publisher.batch(address.entity_no, writer) if state.left else None
-        arrived, waits_for = (0, "") if sent is None else (sent.arrived, sent.waits_for)
-        left = max(state.left - arrived, 1) if state.left else 0
-        return Published(state.batch, state.message_count, left, waits_for)
+        return await self.writer(address, writer)
 
     async def _home(self, address: Address) -> Parts:
         """Return the parts of the home partition, which is loaded then."""

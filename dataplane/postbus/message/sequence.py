@@ -38,14 +38,3 @@ def read_sequence(data: bytes) -> Iterator[Envelope]:
             yield slice_message(encoded, room)
         except DecodeError as error:
             raise BadSequence(f"message {index}: {error}") from None
-
-
-def count_of(data: bytes) -> int:
-    """Return the number of messages by their lengths alone. Raises `BadSequence`."""
-    at, count, end = 0, 0, len(data)
-    while at < end:
-        at += LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
-        count += 1
-        if at > end:
-            raise BadSequence(f"message {count - 1}: the sequence ends before it")
-    return count

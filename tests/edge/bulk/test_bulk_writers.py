@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusReceivedMessage
 
+from postbus.broker import writers
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.bulk import MAX_STAGE_BYTES, MAX_STAGED
 from postbus.edge.bulk.writers import MAX_SINGLE_BYTES
@@ -327,6 +328,21 @@ async def test_staged_messages_count_in_the_quota(
     await writer.stage(message(b"small"), message(bytes(2_000)))
 
 
+async def test_messages_of_a_stage_count_together(
+    http: HttpClient, queue: str, writer: WriterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tables, _ = http.bus.writers._parts[home(http, queue)]
+
+    async def nearly_full(_: int) -> tuple[int, int]:
+        return 0, (1 << 30) - 3_000
+
+    monkeypatch.setattr(tables, "held_bytes", nearly_full)
+    monkeypatch.setattr(writers, "PARSED_AT_ONCE", 1)
+    refused = await writer.stage_raw(sequence([message(bytes(900))] * 4))
+    assert problem_of(refused) == (403, "QuotaExceeded")
+    assert json.loads(refused.body)["detail"].startswith("message 3: ")
+
+
 async def test_batch_whose_commit_is_not_known_is_sent_without_a_repetition(
     http: HttpClient, queue: str, writer: WriterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +361,30 @@ async def test_batch_whose_commit_is_not_known_is_sent_without_a_repetition(
     await wait_until(lambda: http.bus.counts(queue).active == 1)
     assert (await writer.publish(1, stage))["isDone"]
     assert http.bus.counts(queue).active == 1
+
+
+async def test_publishing_that_failed_leaves_no_trace(
+    http: HttpClient, queue: str, writer: WriterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tables, _ = http.bus.writers._parts[home(http, queue)]
+    publish = tables.publish
+
+    async def fail(*_: Any) -> Any:
+        monkeypatch.setattr(tables, "publish", publish)
+        raise StoreUnavailable("the connection was lost")
+
+    monkeypatch.setattr(tables, "publish", fail)
+    stage = await writer.stage(message(b"never accepted"))
+    assert problem_of(await writer.publish_raw(1, [stage])) == (503, "Unavailable")
+    assert problem_of(await writer.call("GET")) == (404, "WriterNotFound")
+
+    async def is_deleted() -> bool:
+        try:
+            return await http.bus._directory.delete_if_empty(queue)
+        except DirectoryRefusal:
+            return False
+
+    await wait_until(lambda: http.bus.run(is_deleted()))
 
 
 async def test_stage_is_refused_while_the_bus_cannot_take_messages(
@@ -367,7 +407,6 @@ async def test_large_message_is_alone_in_its_stage(premium_bus: BusThread) -> No
         refused = await writer.stage_raw(sequence([message(body), message(b"x")]))
         assert problem_of(refused) == (413, "MessageTooLarge")
         assert (await writer.publish(1, await writer.stage(message(body))))["messages"] == 1
-        await wait_until(lambda: premium_bus.counts(queue).active == 1)
         assert (await http.take(queue, 30)).body == body
         refused = await writer.stage_raw(sequence([message(bytes(MAX_SINGLE_BYTES))]))
         assert refused.status == 413

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from postbus.broker.backoff import Backoff
 from postbus.broker.partition.shipper import Destination, ForwardDestination
-from postbus.broker.placement import arrival_partition, split
+from postbus.broker.placement import split
 from postbus.entity.commands import Arrive, Arrived, NotePublication, Refused
 from postbus.entity.expects import Expects, R
 from postbus.message.envelope import Envelope
@@ -108,6 +108,10 @@ class Publisher:
         """Send the batches that are in the store, now or when it answers."""
         self._run(self._look())
 
+    def look_again(self, entity_no: int, writer: str) -> None:
+        """Find out what became of a publishing whose commit is not known: send it, or forget it."""
+        self._run(self._look_again(entity_no, writer))
+
     def batch(self, entity_no: int, writer: str) -> SentBatch | None:
         """Return the batch of a writer that is being sent."""
         return self._batches.get((entity_no, writer))
@@ -143,6 +147,19 @@ class Publisher:
             else:
                 return
 
+    async def _look_again(self, entity_no: int, writer: str) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await self.sweep()  # waits for a transaction that is still under way
+                break
+            except StoreError as error:
+                self._log("what a writer has published is not known", error)
+            await self._sleep(backoff.next_s())
+        await self._look()
+        if (entity_no, writer) not in self._batches:
+            await self._home.call(NotePublication(entity_no, writer, is_open=False))
+
     async def _keep_sweeping(self) -> None:
         while True:
             try:
@@ -155,6 +172,8 @@ class Publisher:
         """Send a batch to its end; a failure of ours is logged, and it begins again."""
         backoff = Backoff()
         publication = batch.publication
+        place = publication.entity_no, publication.writer
+        await self._home.call(NotePublication(*place, is_open=True))
         while True:
             try:
                 await self._send_stages(batch, backoff)
@@ -163,10 +182,8 @@ class Publisher:
                 batch.waits_for = str(error) or type(error).__name__
                 self._log("a batch of a writer could not be sent", error)
             await self._sleep(backoff.next_s())
-        del self._batches[publication.entity_no, publication.writer]
-        await self._home.call(
-            NotePublication(publication.entity_no, publication.writer, is_open=False)
-        )
+        del self._batches[place]
+        await self._home.call(NotePublication(*place, is_open=False))
         batch.done.set()
 
     async def _send_stages(self, batch: SentBatch, backoff: Backoff) -> None:
@@ -206,7 +223,8 @@ class Publisher:
             # Decoded each time: a target may modify a message before it fails.
             decoded = {number: slice_message(each) for number, each in left.items()}
             numbers = list(left)
-            places = split([self._place(target, number, decoded[number]) for number in numbers])
+            count = len(self._destinations)
+            places = split([target.partition_of(n, decoded[n], count) for n in numbers])
             async with self._turns:
                 refused = await asyncio.gather(
                     *(
@@ -225,15 +243,6 @@ class Publisher:
             elif waits_for is not None:
                 batch.waits_for = f"{waits_for.refusal.value}: {waits_for.detail}".rstrip(": ")
                 await self._sleep(backoff.next_s())
-
-    def _place(self, target: ForwardDestination, number: int, envelope: Envelope) -> int:
-        return arrival_partition(
-            number,
-            envelope,
-            home_partition=None if target.is_partitioned else target.home_partition,
-            count=len(self._destinations),
-            detects_duplicates=target.detects_duplicates,
-        )
 
     async def _arrive(
         self,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from postbus.broker.backoff import Backoff
-from postbus.broker.placement import arrival_partition, split
+from postbus.broker.placement import key_of, partition_of_key, split
 from postbus.entity.commands import (
     Arrive,
     Arrived,
@@ -49,6 +49,13 @@ class ForwardDestination:
     home_partition: int
     is_partitioned: bool
     detects_duplicates: bool
+
+    def partition_of(self, number: int, envelope: Envelope, count: int) -> int:
+        """Return where a message arrives, of `count` partitions; a repeat goes there again."""
+        if not self.is_partitioned:
+            return self.home_partition
+        key = key_of(envelope, detects_duplicates=self.detects_duplicates)
+        return number % count if key is None else partition_of_key(key, count)
 
 
 class Source(Protocol):
@@ -126,14 +133,8 @@ class Shipper:
         self._asked.pop(target.entity_no, None)
 
     def place(self, target: ForwardDestination, number: int, envelope: Envelope) -> int:
-        """Return the partition; a repeat must go to where its number may have been stored."""
-        return arrival_partition(
-            number,
-            envelope,
-            home_partition=None if target.is_partitioned else target.home_partition,
-            count=len(self._destinations),
-            detects_duplicates=target.detects_duplicates,
-        )
+        """Return the partition where a message arrives."""
+        return target.partition_of(number, envelope, len(self._destinations))
 
     async def arrive(
         self,

@@ -33,7 +33,7 @@ from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.bulk.requests import BulkError, BulkPath, json_answer, read_body
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer
 from postbus.edge.web.http_server import read_limited
-from postbus.message.sequence import LENGTH_BYTES, MEDIA_TYPE, BadSequence, count_of
+from postbus.message.sequence import LENGTH_BYTES, MEDIA_TYPE, BadSequence, split_sequence
 
 MAX_BODY_BYTES: Final = 2 << 20
 """65,536 stages, with the numbers that they have."""
@@ -78,7 +78,7 @@ class WriterCalls:
                 text = f"messages of more than {MAX_STAGE_BYTES} bytes together are several stages"
                 raise BulkError(413, "MessageTooLarge", text)
             try:
-                if (messages := count_of(data)) > MAX_STAGED:
+                if (messages := sum(1 for _ in split_sequence(data))) > MAX_STAGED:
                     text = f"{messages} messages, at most {MAX_STAGED} may be in a stage"
                     raise BulkError(413, "MessageTooLarge", text)
                 if not messages:
