@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from kubernetes.aio.client import Configuration
@@ -12,7 +13,7 @@ from kubernetes.aio.client import Configuration
 from postbus_operator.annotations import BUS_LABEL, FINALIZER, MANAGED_BY_LABEL, WATCH_LABEL
 from postbus_operator.kube.resource_types import CONFIG_MAPS, RESOURCES, SECRETS
 from postbus_operator.outcome import Outcome
-from tests.kube.api_server import ApiServer
+from tests.kube.api_server import ApiError, ApiServer
 from tests.kube.clients import configuration_of
 from tests.kube.operator_run import eventually, leading, make
 
@@ -29,6 +30,16 @@ async def configuration(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> C
     return await configuration_of(server, monkeypatch)
 
 
+@contextmanager
+def suppress_missing() -> Iterator[None]:
+    """Pass over the answer that an object is not there."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
 @pytest.fixture(autouse=True)
 def clean(server: ApiServer) -> Iterator[None]:
     """Leave no resources to the next test: its watches see the whole cluster."""
@@ -37,10 +48,12 @@ def clean(server: ApiServer) -> Iterator[None]:
         for each in server.request("GET", type.path())["items"]:
             metadata = each["metadata"]
             path = type.path(metadata["namespace"], metadata["name"])
-            if metadata.get("finalizers"):
-                body = {"metadata": {"finalizers": None}}
-                server.request("PATCH", path, body, "application/merge-patch+json")
-            server.request("DELETE", path)
+            # One that another test's end deletes already is gone with its finalizer.
+            with suppress_missing():
+                if metadata.get("finalizers"):
+                    body = {"metadata": {"finalizers": None}}
+                    server.request("PATCH", path, body, "application/merge-patch+json")
+                server.request("DELETE", path)
 
 
 async def test_nothing_runs_before_all_lists_are_complete(
