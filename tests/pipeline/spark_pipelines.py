@@ -17,9 +17,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from postbus_spark.client import GroupClient
-from postbus_spark.errors import StaleWriter
+from postbus_spark.errors import Fenced, StaleWriter
 from postbus_spark.jobs import batches, runner
 from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.failures import ExitCode, Poison, exit_code, shown
@@ -278,6 +279,22 @@ class PipelineTests:
 
     def test_an_older_checkpoint_stops_the_pipeline(
         self, spark: SparkSession, drained: Lake, tmp_path: Path
+    def test_an_older_driver_plans_nothing_once_the_checkpoint_is_read(
+        self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pipe = Pipe(drained)
+        older = drained.client().claim()
+        start = runner.Runner._started
+
+        def started(of: runner.Runner, session: SparkSession) -> StreamingQuery:
+            with pytest.raises(Fenced, match="was claimed by"):
+                drained.client().plan(older.epoch, {0: (0, 1)})
+            return start(of, session)
+
+        monkeypatch.setattr(runner.Runner, "_started", started)
+        pipe.run(spark)
+        assert is_done(pipe)
+
     ) -> None:
         pipe = Pipe(drained)
         pipe.run(spark)

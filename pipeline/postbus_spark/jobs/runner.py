@@ -68,7 +68,9 @@ class Runner:
     def run(self, spark: SparkSession) -> None:
         """Run to the end, or until `stop`. Raises what ended it, as `cause_of` returns it."""
         self._batches.open()
-        settle_committed(self._client, self._checkpoint)
+        # Before Spark reads the checkpoint: an older driver plans no batch behind its end any more.
+        epoch = self._client.claim().epoch
+        settle_committed(self._client, self._checkpoint, epoch)
         query = self._started(spark)
         try:
             self._watch(query)
