@@ -74,6 +74,12 @@ kill-test: setup ## kill -9 broker and Postgres under load, check the record
 kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
 
+.PHONY: kill-test-pipeline
+kill-test-pipeline: setup ## kill -9 pipelines, broker and Postgres; needs java, half an hour
+	@for scenario in drain capture; do \
+		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$scenario $(KILL_FLAGS) || exit; \
+	done
+
 .PHONY: two-process-test
 two-process-test: setup ## stop, kill, pause, cut off two processes on one store
 	@$(BIN)/python -m tests.faults.two_processes $(ROUND_FLAGS)
@@ -136,6 +142,10 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@rm -rf tests/sdk/results
 	@$(BIN)/python -m pytest tests/sdk -m sdk $(PYTEST_FLAGS)
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
+
+.PHONY: test-pipeline
+test-pipeline: setup ## more cases of what tests on Spark show, under kills; needs java
+	@$(BIN)/python -m pytest tests/pipeline tests/faults -m "thorough" $(PYTEST_FLAGS)
 
 .PHONY: kube-tools
 kube-tools: ## build etcd, kube-apiserver, kubectl and helm; needs go

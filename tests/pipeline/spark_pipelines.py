@@ -40,6 +40,7 @@ PATHS = f"{ROOT / 'dataplane'}:{ROOT / 'pipeline'}"
 LOOPBACK = "127.0.0.1"
 GOOD = [f"{number:02}" for number in range(12)]
 LAST_BATCH = 2
+thorough = pytest.mark.thorough
 BAD = {b"no json": "MalformedBody", b"[1]": "MalformedBody", order("z", -1): "NoPrice"}
 
 
@@ -92,13 +93,13 @@ class PipelineTests:
     @pytest.mark.parametrize(
         ("point", "is_checkpoint_lost"),
         [
-            ("files written", False),
-            ("commit made", False),
+            pytest.param("files written", False, marks=thorough),
+            pytest.param("commit made", False, marks=thorough),
             ("commit made", True),
-            ("tables done", False),
-            ("batch done", True),
+            pytest.param("tables done", False, marks=thorough),
+            pytest.param("batch done", True, marks=thorough),
             ("last batch committed", False),
-            ("last batch committed", True),
+            pytest.param("last batch committed", True, marks=thorough),
         ],
     )
     def test_a_run_that_is_killed_loses_and_doubles_nothing(
@@ -120,6 +121,7 @@ class PipelineTests:
         pipe.run(spark)
         assert is_done(pipe)
 
+    @thorough
     def test_a_partitioned_queue_is_read_once_by_a_run_that_is_killed(
         self, spark: SparkSession, bus: BusThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -142,10 +144,10 @@ class PipelineTests:
     @pytest.mark.parametrize(
         ("point", "is_checkpoint_lost"),
         [
-            ("staged", False),
-            ("published", False),
+            pytest.param("staged", False, marks=thorough),
+            pytest.param("published", False, marks=thorough),
             ("published", True),
-            ("last batch committed", True),
+            pytest.param("last batch committed", True, marks=thorough),
         ],
     )
     def test_a_run_that_is_killed_publishes_each_message_once(
@@ -277,8 +279,6 @@ class PipelineTests:
         assert pipe.skus() == [*GOOD, "later"]
         assert main(["verify", str(pipe.file)]) == 0
 
-    def test_an_older_checkpoint_stops_the_pipeline(
-        self, spark: SparkSession, drained: Lake, tmp_path: Path
     def test_an_older_driver_plans_nothing_once_the_checkpoint_is_read(
         self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -295,6 +295,8 @@ class PipelineTests:
         pipe.run(spark)
         assert is_done(pipe)
 
+    def test_an_older_checkpoint_stops_the_pipeline(
+        self, spark: SparkSession, drained: Lake, tmp_path: Path
     ) -> None:
         pipe = Pipe(drained)
         pipe.run(spark)
@@ -395,6 +397,7 @@ class PipelineTests:
         with pytest.raises(InvalidPipeline, match=text):
             check_frames(document.spec, spark)
 
+    @thorough
     def test_a_process_that_is_killed_goes_on_and_ends_in_order_on_sigterm(
         self, drained: Lake
     ) -> None:

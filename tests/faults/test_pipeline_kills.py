@@ -1,0 +1,46 @@
+"""A few kills of pipelines, and the proof that the checker would notice what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.pipeline_driver import has_java
+
+FOLDER = Path(__file__).parent
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not has_java(), reason="Spark needs java on PATH"),
+]
+
+
+def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.faults.pipeline_kills", *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=900, check=False, cwd=FOLDER.parents[1]
+    )
+
+
+@pytest.mark.parametrize("scenario", ["drain", "capture"])
+def test_each_order_has_its_effects_once(scenario: str) -> None:
+    result = run_kills("--scenario", scenario, "--kills", "6")
+    assert result.returncode == 0, result.stdout[-4_000:]
+    assert "violations 0" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("flaw", "problem"),
+    [
+        ("settles", "accepted orders are lost"),
+        ("forgets", "target: "),
+        ("untrimmed", "table: "),
+    ],
+)
+def test_a_flawed_pipeline_is_caught(flaw: str, problem: str) -> None:
+    program = f"{FOLDER / 'flawed_pipeline.py'} {flaw}"
+    result = run_kills("--pipeline", program, "--kills", "8", "--seed", "5")
+    assert result.returncode == 1, result.stdout[-4_000:]
+    assert problem in result.stdout
