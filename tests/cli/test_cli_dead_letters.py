@@ -27,7 +27,7 @@ spec:
 """
 QUEUES = (
     "looked", "filtered", "purged", "locked", "resent", "target", "edited", "deleted", "paced",
-    "refused", "table", "summed", "paged", "typed",
+    "refused", "table", "summed", "paged", "typed", "chosen",
 )  # fmt: skip
 
 
@@ -255,6 +255,45 @@ def test_dead_letters_are_listed_and_resent(user: CommandLine) -> None:
     assert (copy["body"], copy["messageId"]) == ("m3", "id-3")
     assert copy["applicationProperties"] == {"n": 3}
     assert user.ok("dlq", "resend", "resent", "--all", "-y") == "no messages\n"
+
+
+@pytest.mark.slow
+def test_numbers_of_a_file_are_resent_and_deleted(user: CommandLine, tmp_path: Path) -> None:
+    """The list of a program, such as Spark; a repeated run goes on where the first one ended."""
+    kill(user, "chosen", 6)
+    file = tmp_path / "chosen.txt"
+    file.write_text("4\n\n2\r\n4\n99\n")
+    chosen = ("chosen", "--numbers-file", str(file))
+    assert user.ok("dlq", "resend", *chosen, "--dry-run") == "3 messages would be resent\n"
+    output = user.ok("dlq", "resend", *chosen, "--yes")
+    assert output == "resent 2 of 3 messages; no longer there: 1 (99)\n"
+    assert peeked(user, "chosen") == ["m3", "m1"]
+    assert user.ok("dlq", "resend", *chosen, "-y").startswith("resent 0 of 3 messages")
+    done = user.run("dlq", "delete", "chosen", "--numbers-file", "-", "-y", stdin="1\n3\n")
+    assert (done.returncode, done.stdout) == (0, "deleted 2 of 2 messages\n")
+    assert peeked(user, "chosen/$DeadLetterQueue") == ["m4", "m5"]
+    file.write_text("")
+    assert user.ok("dlq", "resend", *chosen, "-y") == "no messages\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"1\n-2\n", "line 2: no sequence number"),
+        (b"sequence_number\n1\n", "line 1: no sequence number"),
+        (b"9223372036854775808\n", "line 1: no sequence number"),
+        (b"1" * 5_000, "line 1: no sequence number"),
+        ("\u0661\n".encode(), "has no text"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_a_file_without_numbers_is_named(
+    user: CommandLine, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "chosen.txt"
+    if content is not None:
+        file.write_bytes(content)
+    user.fails("dlq", "resend", "resent", "--numbers-file", str(file), "-y", code=4, says=says)
 
 
 @pytest.mark.slow

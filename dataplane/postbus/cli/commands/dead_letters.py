@@ -6,6 +6,8 @@ an interrupted run can be repeated: a message that was resent is gone from the d
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -58,6 +60,7 @@ RESEND: Final = (
     "postbus dlq resend orders --all --dry-run    count them only",
     "postbus dlq resend orders --all --rate 100   at most 100 messages per second",
     "postbus dlq resend orders --where \"region = 'eu'\" --to orders-eu",
+    "postbus dlq resend orders --numbers-file chosen.txt --rate 1000",
 )
 EDIT: Final = (
     "postbus dlq edit orders 17 --editor          edit its body in $EDITOR",
@@ -78,6 +81,15 @@ dlq = typer.Typer(
 )
 Numbers = Annotated[list[int] | None, typer.Argument(help="Sequence numbers.", metavar="NUMBER")]
 All = Annotated[bool, typer.Option("--all", help="All current dead letters.")]
+NumbersFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--numbers-file",
+        metavar="FILE",
+        help="A file with a sequence number on each line; - is the standard input.",
+        allow_dash=True,
+    ),
+]
 Rate = Annotated[
     float | None, typer.Option("--rate", min=0.01, help="Maximum number of messages per second.")
 ]
@@ -165,6 +177,7 @@ def resend(
     where: Where = None,
     body_contains: BodyContains = None,
     everything: All = False,
+    numbers_file: NumbersFile = None,
     to: To = None,
     rate: Rate = None,
     transfer: Transfer = False,
@@ -176,7 +189,12 @@ def resend(
     with expected_failures():
         selection = _selection(entity, where, transfer, body_contains)
         operation = _SelectedOperation(
-            find_target(context), selection, "resent", numbers, everything=everything
+            find_target(context),
+            selection,
+            "resent",
+            numbers,
+            everything=everything,
+            numbers_file=numbers_file,
         )
         question = f"Resend {{}} dead letters of {entity}{f' to {to}' if to else ''}?"
         body = {"to": to} if to else {}
@@ -190,6 +208,7 @@ def delete(
     where: Where = None,
     body_contains: BodyContains = None,
     everything: All = False,
+    numbers_file: NumbersFile = None,
     rate: Rate = None,
     transfer: Transfer = False,
     dry_run: DryRun = False,
@@ -200,7 +219,12 @@ def delete(
     with expected_failures():
         selection = _selection(entity, where, transfer, body_contains)
         operation = _SelectedOperation(
-            find_target(context), selection, "deleted", numbers, everything=everything
+            find_target(context),
+            selection,
+            "deleted",
+            numbers,
+            everything=everything,
+            numbers_file=numbers_file,
         )
         question = f"Delete {{}} dead letters of {entity}?"
         operation.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
@@ -279,6 +303,25 @@ def edit(
 # --- work ---------------------------------------------------------------------------------------
 
 
+def read_numbers(file: Path) -> list[int]:
+    """Return the sequence numbers of a file. Raises `InputError` with the line that has none."""
+    found = []
+    try:
+        with sys.stdin if str(file) == "-" else file.open(encoding="ascii") as lines:
+            for at, line in enumerate(lines, 1):
+                text = line.strip()
+                if not text:
+                    continue
+                if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 2**63:
+                    raise InputError(f"{file}, line {at}: no sequence number")
+                found.append(int(text))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file} has no text: write a sequence number on each line") from None
+    return found
+
+
 class _SelectedOperation:
     """Selected messages and the operation on them."""
 
@@ -290,17 +333,23 @@ class _SelectedOperation:
         numbers: list[int] | None,
         *,
         everything: bool = False,
+        numbers_file: Path | None = None,
     ) -> None:
         """Raise `typer.BadParameter` unless messages are selected in one way."""
         is_filtered = selected.where is not None or selected.body_contains is not None
-        if sum([bool(numbers), is_filtered, everything]) != 1:
+        if sum([bool(numbers), is_filtered, everything, numbers_file is not None]) != 1:
             raise typer.BadParameter(
-                "select messages by number, by --where or --body-contains, or with --all"
+                "select messages by number, with --numbers-file, by --where or --body-contains, or"
+                " with --all"
             )
         self._target = target
         self._selected = selected
         self._verb = verb
-        self._numbers = list(dict.fromkeys(numbers)) if numbers else None
+        self._is_named = bool(numbers)
+        if numbers_file is not None:
+            self._numbers: list[int] | None = list(dict.fromkeys(read_numbers(numbers_file)))
+        else:
+            self._numbers = list(dict.fromkeys(numbers)) if numbers else None
 
     def run(
         self,
@@ -316,8 +365,7 @@ class _SelectedOperation:
         from postbus.cli.client.control_client import run_with
         from postbus.cli.client.message_pages import Progress, counted, numbers_of, summary
 
-        numbers = self._numbers
-        is_named = numbers is not None
+        numbers, is_named = self._numbers, self._is_named
         if numbers is None:
             numbers = run_with(self._target, lambda control: numbers_of(control, self._selected))
             self._selected.warn()
