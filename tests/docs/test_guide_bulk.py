@@ -21,6 +21,7 @@ def test_bulk_reads_find_what_the_guide_says(tmp_path: Path) -> None:
     with running_dev_bus("examples") as bus:
         lines = lines_of_shell(BULK, bus, tmp_path)
     assert "one" in lines[lines.index("2 rows") - 1]
+    assert "['active']" in lines
     assert '{"rejected":2,"refused":{}}' in lines
     published = '"messages":3,"left":0,"isDone":true,"waitsFor":""}'
     assert lines[-4] == '{"writer":"prices","batch":1,' + published

@@ -20,6 +20,7 @@ from postbus.broker.address import Address
 from postbus.broker.partition.host import Host
 from postbus.broker.placement import SPREAD
 from postbus.broker.router import Router
+from postbus.broker.row_chunks import PartitionRanges, RowChunk, divided
 from postbus.broker.spread.replies import away
 from postbus.entity.commands import Refusal, Refused, SubQueue
 from postbus.entity.expects import Expects, R
@@ -45,7 +46,7 @@ from postbus.entity.group_commands import (
 )
 from postbus.entity.groups import WHOLE_DRAIN, end_refusal, group_fenced, group_not_found
 from postbus.entity.message_operations import MAX_SEQUENCE_NUMBERS
-from postbus.store.bulk_reads import FIRST_ROWS, NO_ENTITY, Block, Columns, next_limit
+from postbus.store.bulk_reads import FIRST_ROWS, NO_ENTITY, next_limit
 from postbus.store.errors import StoreError
 from postbus.store.pinned import Pinned, joined
 
@@ -94,27 +95,6 @@ class ListedGroup(NamedTuple):
     unread: int | None
     pinned: Pinned | None
     lag_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRanges:
-    """The readable part of a partition; see `contract.bulk.PartitionRange`."""
-
-    partition_id: int
-    low: int
-    next_position: int
-    live: int
-    deferred: int
-    average_bytes: int
-    splits: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RowChunk:
-    """Some rows of a range. `offset`: in ACTIVE a number is its position plus this."""
-
-    columns: Columns
-    offset: int
 
 
 class BulkAccess:
@@ -425,7 +405,7 @@ class BulkAccess:
             listed.live,
             listed.deferred,
             listed.average_bytes,
-            _splits(blocks, splits),
+            divided(blocks, splits),
         )
 
     async def rows(
@@ -509,11 +489,21 @@ class BulkAccess:
 
     async def _ends(self, address: Address) -> dict[int, int]:
         """Return the position behind the last message of each partition."""
-        partitions = self._partitions(address)
+        listed = await self.listed_hosts(address)
+        return {number: each.next_position for number, (_, each) in listed.items()}
+
+    async def listed_hosts(
+        self, address: Address, partition_id: int | None = None
+    ) -> dict[int, tuple[Host, RangesListed]]:
+        """Return each partition of an entity, or the one named, with what can be read of it."""
+        hosts = self._partitions(address)
+        if partition_id is not None:
+            hosts = {partition_id: self._host(address, partition_id)}
         listed = await asyncio.gather(
-            *(self._call(host, ListRanges(*_place(address))) for host in partitions.values())
+            *(self._call(host, ListRanges(*_place(address))) for host in hosts.values())
         )
-        return dict(zip(partitions, (each.next_position for each in listed), strict=True))
+        pairs = zip(hosts.values(), listed, strict=True)
+        return dict(zip(hosts, pairs, strict=True))
 
     # --- partitions -----------------------------------------------------------------------------
 
@@ -575,19 +565,3 @@ def _check_low(partition_id: int, position: int, low: int) -> None:
         raise BulkRefused(Refused(Refusal.ENTITY_NOT_FOUND, "the entity was deleted"))
     if low > position:
         raise RowsMissing(partition_id, position, low)
-
-
-def _splits(blocks: Sequence[Block], count: int) -> tuple[int, ...]:
-    """Return positions that divide the keys of blocks into parts of about equal size."""
-    total = sum(block.end - block.first for block in blocks)
-    found: list[int] = []
-    passed = 0
-    for block in blocks:
-        size = block.end - block.first
-        while len(found) < count - 1:
-            wanted = total * (len(found) + 1) // count
-            if wanted >= passed + size:
-                break
-            found.append(block.first + wanted - passed)
-        passed += size
-    return tuple(found)

@@ -7,7 +7,7 @@ sub-queue in one partition, and ranges are half-open. Source: ADR 42.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, Field, field_validator, model_validator
 
@@ -48,6 +48,26 @@ ROW_COLUMNS: Final = (
 `position`, `sequence_number` and `enqueued_ms` (milliseconds since the epoch) are int64; the others
 binary: `envelope` as `message.rows` packs it, the others whole AMQP sections, null when absent.
 """
+
+PRESENT_COLUMNS: Final = ("delivery_count", "state", "settled_ms", "settlement")
+"""Columns behind these, of rows that are read in a mode, if they are named: what changes later.
+
+A live row has `delivery_count`, int64, as it is on disk, and its `state`: `active`, `deferred` or
+`scheduled`. One that is kept has `settled_ms`, int64, and `settlement`. The others are null.
+"""
+BrowseMode = Literal["peek", "history"]
+
+
+class Selection(NamedTuple):
+    """Rows that are read without a reader group: live ones, or those of a history, too.
+
+    The latter are enqueued in [from_ms, to_ms), milliseconds since the epoch.
+    """
+
+    is_history: bool = False
+    from_ms: int = 0
+    to_ms: int = MAX_POSITION
+
 
 Position = Annotated[int, Field(ge=0, le=MAX_POSITION)]
 PartitionNumber = Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
@@ -244,6 +264,9 @@ class PartitionRange(ResponseBody):
     them that divide the messages into about equal parts. `messages`: messages that are not settled,
     an estimate of what a read from `low` finds at least. `deferred`: those of them that are
     deferred, which a drain leaves out.
+
+    In a mode `low` is where the first message may be, and a scheduled message may have a position
+    behind those of all others.
     """
 
     partition: int

@@ -199,10 +199,9 @@ select row_key from {schema}.message
 where row_key >= $1 and row_key < $2 and enqueued_ms >= $3
 order by row_key limit 1
 """
-_CHUNK: Final = (
-    """
+CHUNK_OF: Final = """
 with measured as (
-    select m.row_key, m.enqueued_ms, m.envelope, {sequence} as sequence,
+    select m.row_key, m.enqueued_ms, m.envelope, {sequence} as sequence, {more}
            case when $7::boolean then m.application_properties end as application_properties,
            case when $8::boolean then m.body end as body,
            case when $8::boolean then m.body_id end as body_id,
@@ -217,8 +216,7 @@ with measured as (
                       where b.body_id = m.body_id
                   )
              end as size_bytes
-    from {schema}.message m
-    where m.row_key >= $1 and m.row_key < $2 {undrained}
+    from {rows}
     order by m.row_key
     limit $3
 ), page as (
@@ -226,7 +224,7 @@ with measured as (
               as bytes_before
     from measured
 ), chunk as materialized (
-    select row_key, sequence, enqueued_ms, envelope, application_properties,
+    select row_key, sequence, enqueued_ms, envelope, application_properties, {more_names}
            case when body_id is null then body
                 else (
                     select string_agg(b.data, ''::bytea order by b.chunk) from {schema}.body b
@@ -236,7 +234,7 @@ with measured as (
     from page
     where bytes_before < $4
 )
-select count(*) as count, coalesce(max(row_key), 0) as last_position, {low} as low,
+select count(*) as count, coalesce({last}, 0) as last_position, {low} as low,
        string_agg(int8send(row_key), ''::bytea) as positions,
        string_agg({sent_sequence}, ''::bytea) as sequences,
        string_agg(int8send(enqueued_ms), ''::bytea) as enqueued,
@@ -254,9 +252,20 @@ select count(*) as count, coalesce(max(row_key), 0) as last_position, {low} as l
            case when body is null then '\\x00'::bytea else '\\x01'::bytea end, ''::bytea
        ) as has_body,
        string_agg(int4send(coalesce(octet_length(body), 0)), ''::bytea) as body_lengths,
-       string_agg(body, ''::bytea) as bodies
+       string_agg(body, ''::bytea) as bodies {more_sent}
 from chunk
-""".replace("{low}", _LOW)
+"""
+"""Arguments: first key and end, most rows, bytes; $7, $8: with properties, with body. What is in
+braces depends on who reads."""
+_CHUNK: Final = (
+    CHUNK_OF.replace(
+        "{rows}", "{schema}.message m where m.row_key >= $1 and m.row_key < $2 {undrained}"
+    )
+    .replace("{more}", "")
+    .replace("{more_names}", "")
+    .replace("{more_sent}", "")
+    .replace("{last}", "max(row_key)")
+    .replace("{low}", _LOW)
     .replace("{no}", "$5")
     .replace("{queue}", "$6")
     .replace("{group}", "$9")

@@ -5,6 +5,7 @@ disclosed.
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -375,7 +376,7 @@ def ask(
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, body or None, fields)
         answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        return answer.status, answer.read().decode(errors="replace")
     finally:
         connection.close()
 
@@ -563,7 +564,29 @@ def use_a_writer_token(bus: ControlledBus) -> str:
     return " ".join({str(ask(bus, *each, Authorization=signed(OF_WRITER))[0]) for each in requests})
 
 
+def peek_rows(bus: ControlledBus) -> str:
+    ranges = f"/{QUEUE}/$bulk/ranges?mode=peek"
+    found = json.loads(ask(bus, "GET", ranges, Authorization=signed("sb://localhost"))[1])
+    [partition] = {each["partition"] for each in found["partitions"]}
+    path = f"/{QUEUE}/$bulk/rows?mode=peek&partition={partition}&from=0&to=0"
+    return str(ask(bus, "GET", path, Authorization=signed(OF_ROWS))[0])
+
+
+def use_a_rows_token(bus: ControlledBus) -> str:
+    requests = (
+        ("GET", f"/{QUEUE}/$bulk/rows?group=lake&epoch=1&partition=0&from=0&to=0"),
+        ("GET", f"/{QUEUE}/$bulk/ranges?mode=peek"),
+        ("POST", f"/{QUEUE}/$bulk/groups/lake/claim"),
+        ("POST", f"/{QUEUE}/messages"),
+        ("POST", f"/{QUEUE}/messages/head?timeout=0"),
+        ("GET", f"/{QUEUE}"),
+    )
+    return " ".join({str(ask(bus, *each, Authorization=signed(OF_ROWS))[0]) for each in requests})
+
+
 FOREIGN = "evil.example"
+OF_ROWS = f"sb://localhost/{QUEUE}/$bulk/rows"
+ROWS_TOKEN = f"token for `{QUEUE}/$bulk/rows`"
 OF_WRITER = f"sb://localhost/{QUEUE}/$bulk/writers/loader"
 WRITER_TOKEN = f"token for `{QUEUE}/$bulk/writers/loader`"
 OF_GROUP = f"sb://localhost/{QUEUE}/$bulk/groups/lake"
@@ -605,6 +628,11 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
     (GROUP_TOKEN, "send over AMQP"): lambda bus: by_sdk(
         bus, Shown(signed(OF_GROUP), "", ""), "send"
     ),
+    (ROWS_TOKEN, "read rows in a mode"): peek_rows,
+    (
+        ROWS_TOKEN,
+        "read rows by a group, ranges, claim, send or receive, over HTTP",
+    ): use_a_rows_token,
     (WRITER_TOKEN, "publish as that writer"): publish_as_the_writer,
     (
         WRITER_TOKEN,

@@ -18,10 +18,11 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
-from postbus.broker.bulk import RowChunk
+from postbus.broker.row_chunks import RowChunk
 from postbus.contract.bulk import (
     GROUP_NAME,
     MAX_POSITION,
+    PRESENT_COLUMNS,
     ROW_COLUMNS,
     AbortStages,
     BulkProblem,
@@ -36,6 +37,7 @@ from postbus.edge.bulk.arrow_stream import END_OF_STREAM, ArrowStream
 from postbus.edge.bulk.requests import ANSWERS, BulkError, parse, read_body, refusal_of
 from postbus.entity.commands import Refusal, Refused
 from postbus.message.sequence import BadSequence, read_sequence, split_sequence
+from postbus.store.browse_rows import Present
 from postbus.store.bulk_reads import Columns
 from tests.edge.bulk.writer_client import message, sequence
 from tests.fuzz_bounds import fuzz_program
@@ -46,6 +48,8 @@ METHODS = ("GET", "PUT", "POST", "DELETE", "HEAD", "")
 ADDRESSES = [
     "/orders/$bulk/ranges?subQueue=deadLetter&group=lake&splits=64",
     "/a/b-c/$bulk/rows?partition=0&from=1&to=1176846646689136&group=lake&epoch=3&columns=body",
+    "/orders/$bulk/ranges?mode=peek&splits=1024&subQueue=transferDeadLetter",
+    "/a/$bulk/rows?mode=history&partition=0&from=0&to=9&enqueuedFrom=1&enqueuedTo=2&columns=state",
     "/news/Subscriptions/all/$BULK/groups/lake?subQueue=transferDeadLetter",
     "/orders/$bulk/groups/l-a_k.e9/plan",
     "/orders/$bulk/groups/lake/claim/",
@@ -81,6 +85,7 @@ TOKENS = [
     *('""', "null", "true", "NaN", "-1", "1e999", "9" * 40, "9" * 5_000, "[" * 3_000),
     *("%2F", "%00", "%FF", "%", "//", "/$bulk/", "/$bulk", "groups/", "rows?", "://", "$bulk"),
     *("\\u0000", "\\ud800", "\ud800", "é", "\U0001f600", "\u212a", "x" * 130, "a=1&" * 40),
+    *("mode=", "&mode=peek", "&mode=history", "&enqueuedFrom=", "&enqueuedTo=1", ",settlement"),
     *('"0":', '"00":', '"start":', '"ranges":', '"epoch":', "9223372036854775808", "0001-01-01"),
 ]
 
@@ -123,7 +128,11 @@ def check_address(source: random.Random) -> bool:
         except BulkError as error:
             expect_answer(error, text)
     try:
-        assert set(target.columns()) <= set(ROW_COLUMNS), text
+        selection = target.selection()
+        known = ROW_COLUMNS if selection is None else ROW_COLUMNS + PRESENT_COLUMNS
+        assert set(target.columns()) <= set(known), text
+        assert selection is None or not target.group, text
+        assert selection is None or 0 <= selection.from_ms <= selection.to_ms <= MAX_POSITION, text
         assert target.sub_queue is not None
     except BulkError as error:
         expect_answer(error, text)
@@ -188,7 +197,8 @@ MESSAGE_FIELDS: tuple[dict[str, Any], ...] = (
 
 def check_stream(source: random.Random) -> bool:
     """Encode some chunks and read them."""
-    wanted = [name for name in ROW_COLUMNS if source.randrange(3)] or ["body"]
+    known = ROW_COLUMNS + PRESENT_COLUMNS
+    wanted = [name for name in known if source.randrange(3)] or ["body"]
     source.shuffle(wanted)
     stream = ArrowStream(wanted, {"entity": mutated(ADDRESSES, source).encode(errors="replace")
                                   .decode()})  # fmt: skip
@@ -197,7 +207,7 @@ def check_stream(source: random.Random) -> bool:
     for _ in range(source.randrange(4)):
         chunk, rows = made_chunk(source)
         parts.append(bytes(stream.batch(chunk)))
-        expected += [{name: row[name] for name in ROW_COLUMNS if name in wanted} for row in rows]
+        expected += [{name: row[name] for name in known if name in wanted} for row in rows]
     data = b"".join([*parts, END_OF_STREAM])
     table = pa.ipc.open_stream(data).read_all()
     table.validate(full=True)
@@ -231,11 +241,36 @@ def made_chunk(source: random.Random) -> tuple[RowChunk, list[dict[str, object]]
         *joined(properties),
         *joined(bodies),
     )
+    present, changes = made_present(source, count)
+    values = zip(positions, numbers, times, envelopes, properties, bodies, strict=True)
     rows: list[dict[str, object]] = [
-        dict(zip(ROW_COLUMNS, row, strict=True))
-        for row in zip(positions, numbers, times, envelopes, properties, bodies, strict=True)
+        dict(zip(ROW_COLUMNS, row, strict=True)) | change
+        for row, change in zip(values, changes, strict=True)
     ]
-    return RowChunk(columns, offset), rows
+    return RowChunk(columns, offset, present), rows
+
+
+def made_present(source: random.Random, count: int) -> tuple[Present, list[dict[str, object]]]:
+    """Return what changes later as the store sends it, and as columns of rows."""
+    settled = [source.random() < source.choice((0.0, 0.5, 1.0)) for _ in range(count)]
+    counts = [0 if each else source.randrange(MAX_POSITION) for each in settled]
+    times = [source.randrange(MAX_POSITION) if each else 0 for each in settled]
+    states = ["" if each else source.choice(("active", "deferred", "")) for each in settled]
+    ends = [source.choice(("completed", "purged", "")) if each else "" for each in settled]
+    present = Present(
+        packed(">q", counts),
+        *joined([each.encode() for each in states])[1:],
+        bytes(settled),
+        packed(">q", times),
+        *joined([each.encode() for each in ends])[1:],
+    )
+    rows = zip(settled, counts, states, times, ends, strict=True)
+    return present, [
+        dict(zip(PRESENT_COLUMNS, (None, None, time_ms, end), strict=True))
+        if is_settled
+        else dict(zip(PRESENT_COLUMNS, (deliveries, state, None, None), strict=True))
+        for is_settled, deliveries, state, time_ms, end in rows
+    ]
 
 
 def values_of(source: random.Random, count: int) -> list[bytes | None]:

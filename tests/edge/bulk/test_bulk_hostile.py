@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from postbus.broker.bulk import RowChunk
+from postbus.broker.row_chunks import RowChunk
 from postbus.edge.bulk import handler
 from postbus.edge.bulk.arrow_stream import ArrowStream
 from postbus.edge.bulk.handler import MAX_STREAMS

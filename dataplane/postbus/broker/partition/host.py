@@ -55,6 +55,7 @@ from postbus.entity.outcomes import (
 from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
 from postbus.entity.traffic import Traffic
 from postbus.store.beats import CONFIRMATION_S
+from postbus.store.browse_rows import BrowseReader
 from postbus.store.bulk_reads import BulkReader
 from postbus.store.counters import StoreCounters
 from postbus.store.errors import Fenced, StoreUnavailable
@@ -106,6 +107,7 @@ class Host:
         self._epoch = self.schema_version = 0  # of the previous life, or of this one
         self._store = store
         self.bulk = BulkReader(store, partition_id)
+        self.browse = BrowseReader(store, partition_id)
         self._directory = directory
         self.clock = clock
         self._budget = budget

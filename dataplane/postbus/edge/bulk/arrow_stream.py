@@ -13,15 +13,17 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from postbus.contract.bulk import ROW_COLUMNS, ROW_FORMAT, ROW_FORMAT_KEY
+from postbus.contract.bulk import PRESENT_COLUMNS, ROW_COLUMNS, ROW_FORMAT, ROW_FORMAT_KEY
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from postbus.broker.bulk import RowChunk
+    from postbus.broker.row_chunks import RowChunk
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Source: Arrow columnar format, IPC streaming format."""
+
+NEGATED: Final = bytes.maketrans(b"\x00\x01", b"\x01\x00")
 
 
 def is_available() -> bool:
@@ -42,21 +44,22 @@ class ArrowStream:
     """Encodes the chunks of one stream."""
 
     def __init__(self, columns: Sequence[str], metadata: Mapping[str, str]) -> None:
-        """Take columns in the order of `ROW_COLUMNS`, and metadata of the schema."""
+        """Take names of `ROW_COLUMNS` and `PRESENT_COLUMNS`, and metadata of the schema."""
         import pyarrow as pa
 
-        numbers = {"position", "sequence_number", "enqueued_ms"}
-        nullable = {"application_properties", "body"}
-        self._columns = [name for name in ROW_COLUMNS if name in columns]
+        types = dict.fromkeys(ROW_COLUMNS, pa.binary()) | {
+            "position": pa.int64(),
+            "sequence_number": pa.int64(),
+            "enqueued_ms": pa.int64(),
+            "delivery_count": pa.int64(),
+            "state": pa.string(),
+            "settled_ms": pa.int64(),
+            "settlement": pa.string(),
+        }
+        nullable = {"application_properties", "body", *PRESENT_COLUMNS}
+        self._columns = [name for name in ROW_COLUMNS + PRESENT_COLUMNS if name in columns]
         self._schema = pa.schema(
-            [
-                pa.field(
-                    name,
-                    pa.int64() if name in numbers else pa.binary(),
-                    nullable=name in nullable,
-                )
-                for name in self._columns
-            ],
+            [pa.field(name, types[name], nullable=name in nullable) for name in self._columns],
             metadata={ROW_FORMAT_KEY: ROW_FORMAT, **metadata},
         )
 
@@ -92,29 +95,57 @@ def _array(name: str, chunk: RowChunk) -> pyarrow.Array:
             return _values(columns.envelope_lengths, columns.envelopes)
         case "application_properties":
             return _values(columns.property_lengths, columns.properties, columns.has_properties)
-        case _:
+        case "body":
             return _values(columns.body_lengths, columns.bodies, columns.has_body)
+        case _:
+            return _present(name, chunk)
 
 
-def _numbers(sent: bytes) -> pyarrow.Array:
+def _present(name: str, chunk: RowChunk) -> pyarrow.Array:
     import pyarrow as pa
 
-    return pa.Array.from_buffers(
-        pa.int64(), len(sent) // 8, [None, pa.py_buffer(_native("q", sent))]
-    )
+    present = chunk.present
+    assert present is not None
+    is_settled = present.is_settled
+    is_live = is_settled.translate(NEGATED)
+    match name:
+        case "delivery_count":
+            return _numbers(present.delivery_counts, is_live)
+        case "state":
+            return _values(present.state_lengths, present.states, is_live, pa.string())
+        case "settled_ms":
+            return _numbers(present.settled_ms, is_settled)
+        case _:
+            return _values(present.settlement_lengths, present.settlements, is_settled, pa.string())
 
 
-def _values(lengths: bytes, values: bytes, present: bytes = b"") -> pyarrow.Array:
+def _numbers(sent: bytes, is_valid: bytes = b"") -> pyarrow.Array:
+    import pyarrow as pa
+
+    count = len(sent) // 8
+    buffers = [_validity(is_valid, count), pa.py_buffer(_native("q", sent))]
+    return pa.Array.from_buffers(pa.int64(), count, buffers)
+
+
+def _values(
+    lengths: bytes, values: bytes, is_valid: bytes = b"", kind: pyarrow.DataType | None = None
+) -> pyarrow.Array:
     import pyarrow as pa
 
     count = len(lengths) // 4
     offsets = array("i", accumulate(_native("i", lengths), initial=0))
-    validity = None
-    if b"\x00" in present:
-        flags = pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(present)])
-        validity = flags.cast(pa.bool_()).buffers()[1]
-    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(values)]
-    return pa.Array.from_buffers(pa.binary(), count, buffers)
+    buffers = [_validity(is_valid, count), pa.py_buffer(offsets), pa.py_buffer(values)]
+    return pa.Array.from_buffers(kind or pa.binary(), count, buffers)
+
+
+def _validity(is_valid: bytes, count: int) -> pyarrow.Buffer | None:
+    """Return the bits of a byte for each row; None if all are set."""
+    import pyarrow as pa
+
+    if b"\x00" not in is_valid:
+        return None
+    flags = pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(is_valid)])
+    return flags.cast(pa.bool_()).buffers()[1]
 
 
 def _native(code: str, sent: bytes) -> array[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -19,12 +19,15 @@ from aiohttp import web
 
 from postbus.broker.access.authz import Grant
 from postbus.broker.address import Address
+from postbus.broker.browse import Browse
 from postbus.broker.bulk import BulkAccess, BulkRefused, Group, RowsMissing
 from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
+from postbus.broker.row_chunks import RowChunk
 from postbus.contract.bulk import (
     ENTITY_KEY,
     GENERATION_KEY,
     PARTITION_KEY,
+    PRESENT_COLUMNS,
     ClaimReaderGroup,
     GroupRequest,
     PartitionRange,
@@ -52,6 +55,7 @@ from postbus.edge.bulk.requests import (
     Action,
     BulkError,
     BulkPath,
+    invalid,
     json_answer,
     parse,
     read_body,
@@ -104,6 +108,7 @@ class BulkHandler:
     ) -> None:
         self._access = access
         self._writers = writers
+        self._browse = Browse(access)
         self._authorizer = authorizer
         self._streams = Shares(Limit(MAX_STREAMS))
 
@@ -257,12 +262,13 @@ class BulkHandler:
 
     async def _ranges(self, _: web.BaseRequest, target: BulkPath, __: Grant) -> web.StreamResponse:
         address = await self._resolve(target, target.sub_queue)
-        group = None
+        group, splits, selection = None, target.number("splits", 1), target.selection()
         if target.group:
             group = self._shown(address, await self._access.group(address, target.group))
-        partitions = await self._access.ranges(
-            address, target.number("splits", 1), target.group or None
-        )
+        if selection is not None:
+            partitions = await self._browse.ranges(address, splits, selection)
+        else:
+            partitions = await self._access.ranges(address, splits, target.group or None)
         shown = ReadableRanges(
             entity=address.name,
             sub_queue=SUB_QUEUE_NAMES[address.sub_queue],
@@ -287,22 +293,10 @@ class BulkHandler:
         self, request: web.BaseRequest, target: BulkPath, grant: Grant
     ) -> web.StreamResponse:
         address = await self._resolve(target, target.sub_queue)
-        if not target.group:
-            raise BulkError(400, "InvalidRequest", "group: name the reader group that reads")
         if not is_available():
             raise BulkError(501, "Unavailable", NO_ARROW)
-        partition, first, end = (target.number(name) for name in ("partition", "from", "to"))
         columns = target.columns()
-        chunks = self._access.rows(
-            address,
-            partition,
-            first,
-            end,
-            group=target.group,
-            epoch=target.number("epoch"),
-            with_properties="application_properties" in columns,
-            with_body="body" in columns,
-        )
+        partition, chunks = self._chunks(target, address, columns)
         account = grant.account
         if not self._streams.take(account, 1):
             text = "too many streams of rows are open with this key: read the others first"
@@ -338,6 +332,37 @@ class BulkHandler:
         finally:
             self._streams.give_back(account, 1)
             await chunks.aclose()
+
+    def _chunks(
+        self, target: BulkPath, address: Address, columns: list[str]
+    ) -> tuple[int, AsyncGenerator[RowChunk]]:
+        """Return partition and rows of a range, read by a group or in a mode."""
+        selection = target.selection()
+        if selection is None and not target.group:
+            raise invalid("group: name the reader group that reads, or a mode")
+        partition, first, end = (target.number(name) for name in ("partition", "from", "to"))
+        with_properties, with_body = "application_properties" in columns, "body" in columns
+        if selection is None:
+            return partition, self._access.rows(
+                address,
+                partition,
+                first,
+                end,
+                group=target.group,
+                epoch=target.number("epoch"),
+                with_properties=with_properties,
+                with_body=with_body,
+            )
+        return partition, self._browse.rows(
+            address,
+            partition,
+            first,
+            end,
+            selection,
+            with_properties=with_properties,
+            with_body=with_body,
+            with_present=any(name in PRESENT_COLUMNS for name in columns),
+        )
 
     async def _write(
         self, answer: web.StreamResponse, data: bytes | memoryview, grant: Grant

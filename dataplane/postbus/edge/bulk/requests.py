@@ -10,14 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
-from postbus.contract.bulk import GROUP_NAME, MAX_POSITION, ROW_COLUMNS, BulkProblem
+from postbus.contract.bulk import (
+    GROUP_NAME,
+    MAX_POSITION,
+    PRESENT_COLUMNS,
+    ROW_COLUMNS,
+    BrowseMode,
+    BulkProblem,
+    Selection,
+)
 from postbus.contract.control import ResponseBody
 from postbus.edge.refusals import REFUSALS
 from postbus.edge.web.authorization import RETRY_AFTER
@@ -73,9 +81,13 @@ _OF_WRITER: Final = {
     "abort": Action.ABORT,
 }
 _WRITER_METHODS: Final = {"GET": Action.GET_WRITER, "DELETE": Action.FORGET_WRITER}
+_TIMES: Final = frozenset({"enqueuedFrom", "enqueuedTo"})
 _QUERIES: Final = {
-    Action.RANGES: {"subQueue", "group", "splits"},
-    Action.ROWS: {"subQueue", "group", "epoch", "partition", "from", "to", "columns"},
+    Action.RANGES: {"subQueue", "group", "splits", "mode"},
+    Action.ROWS: {
+        *("subQueue", "group", "epoch", "partition", "from", "to", "columns", "mode"),
+        *_TIMES,
+    },
     Action.GET_GROUP: {"subQueue"},
     Action.DROP_GROUP: {"subQueue"},
 }
@@ -142,12 +154,33 @@ class BulkPath:
         return int(text)
 
     def columns(self) -> list[str]:
-        """Return the columns in the query, all if none are named."""
+        """Return the columns in the query; if none are named, those that never change."""
         wanted = self.queries.get("columns", ",".join(ROW_COLUMNS)).split(",")
-        unknown = [name for name in wanted if name not in ROW_COLUMNS]
+        known = ROW_COLUMNS + PRESENT_COLUMNS if "mode" in self.queries else ROW_COLUMNS
+        unknown = [name for name in wanted if name not in known]
+        if unknown and unknown[0] in PRESENT_COLUMNS:
+            raise invalid(
+                f"columns: {unknown[0]} changes later, so a group cannot read it: name a mode"
+            )
         if unknown:
-            raise invalid(f"columns: {unknown[0]!r} is none of {', '.join(ROW_COLUMNS)}")
+            raise invalid(f"columns: {unknown[0]!r} is none of {', '.join(known)}")
         return wanted
+
+    def selection(self) -> Selection | None:
+        """Return the rows of the mode in the query, None without one."""
+        mode, has_times = self.queries.get("mode"), not _TIMES.isdisjoint(self.queries)
+        if has_times and mode != "history":
+            raise invalid("enqueuedFrom and enqueuedTo belong to mode=history")
+        if mode is None:
+            return None
+        if mode not in get_args(BrowseMode):
+            raise invalid(f"mode: must be one of {', '.join(get_args(BrowseMode))}")
+        if self.group or "epoch" in self.queries:
+            raise invalid("a mode reads without a reader group: name one or the other")
+        times = self.number("enqueuedFrom", 0), self.number("enqueuedTo", MAX_POSITION)
+        if times[0] > times[1]:
+            raise invalid("enqueuedTo: is before enqueuedFrom")
+        return Selection(mode == "history", *times)
 
 
 def parse(method: str, raw_path: str) -> BulkPath:
