@@ -75,9 +75,9 @@ kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
 
 .PHONY: kill-test-pipeline
-kill-test-pipeline: setup ## kill -9 pipelines, broker and Postgres; needs java, half an hour
-	@for scenario in drain capture; do \
-		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$scenario $(KILL_FLAGS) || exit; \
+kill-test-pipeline: setup ## kill -9 pipelines, broker and Postgres; needs java, 45 minutes
+	@for options in "drain" "capture" "capture --format delta"; do \
+		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$options $(KILL_FLAGS) || exit; \
 	done
 
 .PHONY: two-process-test

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import StructType
 
 from postbus.contract.entities import Model
 from postbus.contract.pipeline import PipelineSpec
@@ -17,6 +19,8 @@ from postbus_spark import errors
 from postbus_spark.jobs import failures
 from postbus_spark.jobs.main import _parser
 from postbus_spark.lake import layout
+from postbus_spark.lake.delta import DeltaTable
+from postbus_spark.lake.parquet import ParquetTable
 from tests.dev_bus import ROOT
 
 GUIDES = ROOT / "docs" / "guides"
@@ -73,17 +77,30 @@ def test_exit_codes_and_errors_of_the_guide_are_those_of_the_program() -> None:
     assert named == known - {"ManifestError"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "place", "printed"),
+    [
+        (ParquetTable, "/tmp/lake/priced-orders", "2 rows, ['sku', 'date', 'hour']\n"),
+        (
+            DeltaTable,
+            "/tmp/lake/priced-orders-delta",
+            "2 rows, ['sku', 'date', 'hour']\npartition 0 ends at 2\n",
+        ),
+    ],
+)
 def test_a_table_is_read_as_the_guide_shows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, kind: Any, place: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch = layout.Batch("orders", "g", "lake", 1, 1, 1, {0: (0, 2)})
-    table = layout.Table(tmp_path, ("date", "hour"))
+    table = kind(tmp_path, ("date", "hour"))
     table.open()
     staged = str(table.staging(batch) / "one.parquet")
     pq.write_table(pa.table({"sku": ["a", "b"]}), staged)
-    file = layout.StagedFile(staged, 0, 0, 1, 0, 2, 1, 0, 1, "")
-    table.commit(batch, {"sku": "string"}, [file])
+    size = Path(staged).stat().st_size
+    file = layout.StagedFile(staged, 0, 0, 1, 0, 2, size, 0, 1, "")
+    table.commit(batch, StructType().add("sku", "string"), [file])
     (table.staging(batch) / "left.parquet").write_bytes(b"not whole")
-    [program] = re.findall(r"^```python\n(.*?)^```$", LAKE, re.MULTILINE | re.DOTALL)
-    exec(compile(program.replace("/tmp/lake/priced-orders", str(tmp_path)), "lake.md", "exec"), {})
-    assert capsys.readouterr().out == "2 rows, ['sku', 'date', 'hour']\n"
+    programs = re.findall(r"^```python\n(.*?)^```$", LAKE, re.MULTILINE | re.DOTALL)
+    [program] = [each for each in programs if f'"{place}"' in each]
+    exec(compile(program.replace(place, str(tmp_path)), "lake.md", "exec"), {})
+    assert capsys.readouterr().out == printed

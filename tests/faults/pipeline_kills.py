@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import deltalake
 import pyarrow.dataset as ds
 import yaml
 from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
@@ -41,7 +42,6 @@ from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.failures import ExitCode
 from postbus_spark.jobs.settling import last_batch
 from postbus_spark.lake.layout import OWN
-from postbus_spark.lake.verifying import verified
 from postbus_spark.options import read_options
 from postbus_spark.tokens import load_credentials
 from postbus_spark.transport import Bus, call
@@ -66,6 +66,7 @@ EXAMPLES = """
 examples, each begins with `python -m tests.faults.pipeline_kills`:
                                   48 kills of a drain that publishes, on local[2]
   --scenario capture --executors  a tap into a table, by two executors
+  --scenario capture --format delta
   --kills 4                       a part of it, for CI
   --pipeline 'tests/faults/flawed_pipeline.py forgets'
                                   must find violations: its batches have no number
@@ -173,6 +174,7 @@ class Run:
     """The state of a run. `commits`: of the table at the last step."""
 
     scenario: Scenario
+    format: str
     folder: Path
     postgres: EmbeddedPostgres
     broker: Broker
@@ -206,9 +208,10 @@ class Run:
         return self.folder / "connection"
 
     def commits(self) -> int:
-        """Return how many batches the table has."""
+        """Return how many batches the table has, and of Delta one more: it is made with none."""
+        log = "_delta_log" if self.format == "delta" else f"{OWN}/commits"
         try:
-            return len(os.listdir(self.table / OWN / "commits"))
+            return len([name for name in os.listdir(self.table / log) if name.endswith(".json")])
         except FileNotFoundError:
             return 0
 
@@ -232,7 +235,7 @@ def write_document(run: Run) -> None:
     }  # fmt: skip
     if scenario.transform is not None:
         source["body"] = {"json": "amount double"}
-    table = {"format": "parquet", "path": str(run.table)}
+    table = {"format": run.format, "path": str(run.table)}
     spec = {
         "sources": [source],
         "transform": scenario.transform,
@@ -516,7 +519,8 @@ async def run_kills(options: argparse.Namespace, folder: Path) -> Run:
             folder / "pipeline.yaml", connection_file, options.pipeline.split(),
             has_executors=options.executors,
         )  # fmt: skip
-        run = Run(SCENARIOS[options.scenario], folder, postgres, broker, relay, driver)
+        scenario = SCENARIOS[options.scenario]
+        run = Run(scenario, options.format, folder, postgres, broker, relay, driver)
         write_document(run)
         await asyncio.to_thread(make_group, run)
         driver.start()
@@ -570,7 +574,10 @@ async def catch_up(run: Run) -> None:
 async def collect(run: Run) -> None:
     """Read what the pipeline has made, and check it."""
     places: dict[str, list[str]] = {}
-    table = ds.dataset(run.table, partitioning="hive").to_table(columns=["message_id"])
+    if run.format == "delta":
+        table = deltalake.DeltaTable(run.table).to_pyarrow_table(columns=["message_id"])
+    else:
+        table = ds.dataset(run.table, partitioning="hive").to_table(columns=["message_id"])
     places["table"] = [str(each) for each in table["message_id"].to_pylist()]
     if run.scenario.kind == "drain":
         places["target"] = await peeked(run, TARGET)
@@ -581,8 +588,7 @@ async def collect(run: Run) -> None:
     ordered = ["target"] if "target" in places else []
     run.problems += check(run.record, run.scenario.belongs, ordered)
     for each in tables_of(read_pipeline(run.document)).values():
-        each.load()
-        run.problems += verified(each).problems
+        run.problems += each.verified().problems
     run.problems += [
         f"{entry['message']}: {entry.get('error', '')[-2_000:]}"
         for entry in run.broker.logged()
@@ -597,6 +603,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--scenario", choices=SCENARIOS, default="drain")
+    parser.add_argument("--format", choices=("parquet", "delta"), default="parquet")
     parser.add_argument("--kills", type=int, default=48, help="number of kills (default: 48)")
     parser.add_argument("--seed", type=int, default=1, help="seed of choices (default: 1)")
     parser.add_argument(

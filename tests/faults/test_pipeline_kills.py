@@ -24,9 +24,9 @@ def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("scenario", ["drain", "capture"])
+@pytest.mark.parametrize("scenario", ["drain", "capture", "capture --format delta"])
 def test_each_order_has_its_effects_once(scenario: str) -> None:
-    result = run_kills("--scenario", scenario, "--kills", "6")
+    result = run_kills("--scenario", *scenario.split(), "--kills", "6")
     assert result.returncode == 0, result.stdout[-4_000:]
     assert "violations 0" in result.stdout
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow.dataset as ds
 import yaml
 from pyspark.sql import SparkSession
@@ -34,8 +35,9 @@ def order(sku: str, amount: object = 1) -> bytes:
 class Pipe:
     """Orders of a queue: priced ones into a table, others to the dead-letter queue."""
 
-    def __init__(self, lake: Lake, **spec: Any) -> None:
+    def __init__(self, lake: Lake, table_format: str = "parquet", **spec: Any) -> None:
         self.lake = lake
+        self.format = table_format
         self.table = lake.folder / "priced"
         self.checkpoint = lake.folder / "checkpoint"
         self.file = lake.folder / "pipeline.yaml"
@@ -52,7 +54,7 @@ class Pipe:
             ],
             "transform": TRANSFORM,
             "sinks": [
-                {"from": "priced", "table": {"format": "parquet", "path": str(self.table)}},
+                {"from": "priced", "table": {"format": table_format, "path": str(self.table)}},
                 {"from": "rejected", "deadLetter": "orders"},
                 {"from": "malformed", "deadLetter": "orders"},
             ],
@@ -75,7 +77,11 @@ class Pipe:
         self.runner(is_tried_again=is_tried_again).run(spark)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what plain pyarrow reads."""
+        """Return what plain pyarrow reads, or deltalake."""
+        if self.format == "delta":
+            is_made = deltalake.DeltaTable.is_deltatable(str(self.table))
+            table = deltalake.DeltaTable(self.table).to_pyarrow_table() if is_made else None
+            return [] if table is None else table.to_pylist()
         if not self.table.exists():
             return []
         return ds.dataset(self.table, partitioning="hive").to_table().to_pylist()

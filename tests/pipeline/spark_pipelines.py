@@ -27,7 +27,9 @@ from postbus_spark.jobs.failures import ExitCode, Poison, exit_code, shown
 from postbus_spark.jobs.frames import InvalidPipeline, check_frames
 from postbus_spark.jobs.main import main
 from postbus_spark.jobs.settling import last_batch
-from postbus_spark.lake.layout import Table, TableAhead
+from postbus_spark.lake.delta import DeltaTable
+from postbus_spark.lake.layout import TableAhead
+from postbus_spark.lake.parquet import ParquetTable
 from postbus_spark.publish import Writer
 from tests.dev_bus import ROOT, environment, running_dev_bus
 from tests.edge.bus_thread import RULES, BusThread
@@ -72,10 +74,11 @@ def is_done(pipe: Pipe) -> bool:
 class PipelineTests:
     """One session for all of them."""
 
+    @pytest.mark.parametrize("table_format", ["parquet", "delta"])
     def test_orders_are_priced_and_what_cannot_be_is_dead_lettered(
-        self, spark: SparkSession, drained: Lake
+        self, spark: SparkSession, drained: Lake, table_format: str
     ) -> None:
-        pipe = Pipe(drained)
+        pipe = Pipe(drained, table_format)
         pipe.run(spark)
         assert is_done(pipe)
         row = min(pipe.rows(), key=lambda each: each["sku"])
@@ -86,20 +89,23 @@ class PipelineTests:
         for file in files:
             positions = pq.read_table(file, partitioning=None)["position"].to_pylist()
             assert positions == sorted(positions)
-            assert f"-{positions[0]}-{positions[-1]}-c1.parquet" in file.name
+            assert f"-{positions[0]}-{positions[-1]}-" in file.name
         pipe.run(spark)
         assert is_done(pipe)
 
     @pytest.mark.parametrize(
-        ("point", "is_checkpoint_lost"),
+        ("table_format", "point", "is_checkpoint_lost"),
         [
-            pytest.param("files written", False, marks=thorough),
-            pytest.param("commit made", False, marks=thorough),
-            ("commit made", True),
-            pytest.param("tables done", False, marks=thorough),
-            pytest.param("batch done", True, marks=thorough),
-            ("last batch committed", False),
-            pytest.param("last batch committed", True, marks=thorough),
+            pytest.param("parquet", "files written", False, marks=thorough),
+            pytest.param("parquet", "commit made", False, marks=thorough),
+            ("parquet", "commit made", True),
+            pytest.param("delta", "files written", False, marks=thorough),
+            pytest.param("delta", "commit made", False, marks=thorough),
+            ("delta", "commit made", True),
+            pytest.param("parquet", "tables done", False, marks=thorough),
+            pytest.param("parquet", "batch done", True, marks=thorough),
+            ("parquet", "last batch committed", False),
+            pytest.param("parquet", "last batch committed", True, marks=thorough),
         ],
     )
     def test_a_run_that_is_killed_loses_and_doubles_nothing(
@@ -107,12 +113,13 @@ class PipelineTests:
         spark: SparkSession,
         drained: Lake,
         monkeypatch: pytest.MonkeyPatch,
+        table_format: str,
         point: str,
         is_checkpoint_lost: bool,
     ) -> None:
-        pipe = Pipe(drained, limits={"maxMessagesPerTrigger": 6})
+        pipe = Pipe(drained, table_format, limits={"maxMessagesPerTrigger": 6})
         with monkeypatch.context() as patched:
-            kill_at(patched, point)
+            kill_at(patched, point, table_format)
             with pytest.raises(RuntimeError, match="killed"):
                 pipe.run(spark)
         assert not drained.group().plan.is_settled
@@ -192,7 +199,7 @@ class PipelineTests:
         running = pipe.runner()
         failures: list[Exception] = []
         taken_in = threading.Event()
-        commit = Table.commit
+        commit = ParquetTable.commit
 
         def noted(*given: Any) -> Any:
             made = commit(*given)
@@ -200,7 +207,7 @@ class PipelineTests:
                 taken_in.set()
             return made
 
-        monkeypatch.setattr(Table, "commit", noted)
+        monkeypatch.setattr(ParquetTable, "commit", noted)
 
         def run() -> None:
             try:
@@ -490,7 +497,7 @@ def received(lake: Lake, entity: str) -> list[str]:
     return [str(each) for each in found]
 
 
-def kill_at(patched: pytest.MonkeyPatch, point: str) -> None:
+def kill_at(patched: pytest.MonkeyPatch, point: str, table_format: str = "parquet") -> None:
     """End the second batch where a kill would, or the run when Spark has committed the last one."""
     seen: list[object] = []
 
@@ -509,12 +516,14 @@ def kill_at(patched: pytest.MonkeyPatch, point: str) -> None:
         if last_batch(checkpoint) == LAST_BATCH:
             raise RuntimeError("killed")
 
+    is_parquet = table_format == "parquet"
+    table = ParquetTable if is_parquet else DeltaTable
     if point == "last batch committed":
         patched.setattr(runner, "settle_committed", settle)
         return
     where, name, is_done_first = {
-        "files written": (Table, "commit", False),
-        "commit made": (Table, "_publish", False),
+        "files written": (table, "commit" if is_parquet else "_add", False),
+        "commit made": (table, "_publish" if is_parquet else "commit", not is_parquet),
         "tables done": (batches.Batches, "_reject", False),
         "staged": (Writer, "publish", False),
         "published": (Writer, "publish", True),

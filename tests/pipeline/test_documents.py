@@ -83,13 +83,13 @@ def test_everything_that_is_wrong_is_said_with_its_line(tmp_path: Path) -> None:
     text = (
         GOOD.replace("mode: drain", "mod: drain")
         .replace("PT1S", "1s")
-        .replace("format: parquet", "format: delta")
+        .replace("format: parquet", "format: iceberg")
         .replace("kind: Pipeline", "kind: Pipeline\ncolour: red")
     )
     assert problems(tmp_path, text) == [
         "3: colour: unknown field",
         "9: spec.sources[0].mod: unknown field; did you mean mode?",
-        "15: spec.sinks[0].table.format: input should be 'parquet'",
+        "15: spec.sinks[0].table.format: input should be 'parquet' or 'delta'",
         "17: spec.trigger.continuous: use an ISO 8601 duration such as PT30S, PT5M or P14D",
     ]
 

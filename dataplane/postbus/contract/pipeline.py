@@ -130,7 +130,7 @@ class Transform(Model):
 class LakeTable(Model):
     """A table in a folder. `partitionBy`: folders by the time when messages were enqueued."""
 
-    format: Literal["parquet"]
+    format: Literal["parquet", "delta"]
     path: Folder
     partition_by: tuple[Literal["date", "hour"], ...] = Field(
         ("date", "hour"), alias="partitionBy", max_length=2

@@ -19,8 +19,9 @@ from pyspark.sql import functions
 from postbus_spark.errors import Fenced, StaleWriter
 from postbus_spark.jobs.failures import Poison, cause_of, is_of_batch
 from postbus_spark.jobs.frames import REJECT_KEYS, check_sinks, frames_of, written
+from postbus_spark.lake.files import FILE_SCHEMA, TableJob, period_of, write_files
 from postbus_spark.lake.layout import Batch, StagedFile, Table
-from postbus_spark.lake.parquet import FILE_SCHEMA, TableJob, period_of, write_files
+from postbus_spark.lake.parquet import ParquetTable
 from postbus_spark.publish import Writer
 from postbus_spark.rejects import reject_places
 from postbus_spark.staging import Staged
@@ -112,15 +113,15 @@ class Batches:
             return
         if any(starts[number] > first for number, (first, _) in batch.ranges.items()):
             output = output.where(_is_from(starts))
-        columns = {field.name: field.dataType.simpleString() for field in output.schema.fields}
-        table.merged(columns)
+        table.check(output.schema)
         period_ms = period_of(spec.partition_by)
         job = TableJob(sink.origin, str(table.staging(batch)), period_ms, dict(batch.ranges))
-        made = table.commit(batch, columns, write_table(output, job))
-        rows = sum(file.rows for file in made.files)
+        files = write_table(output, job)
+        table.commit(batch, output.schema, files)
+        rows = sum(file.rows for file in files)
         LOG.info(
             "plan %s: %s rows in %s files of the table %s",
-            batch.number, rows, len(made.files), table.folder,
+            batch.number, rows, len(files), table.folder,
         )  # fmt: skip
 
     # --- entities -------------------------------------------------------------------------------
@@ -174,7 +175,16 @@ def _writer_options(document: PipelineDocument, sink: Sink, options: Options) ->
 def tables_of(document: PipelineDocument) -> dict[str, Table]:
     """Return the tables of a pipeline by path; they are not open yet."""
     specs = [sink.table for sink in document.spec.sinks if sink.table is not None]
-    return {spec.path: Table(Path(spec.path), spec.partition_by) for spec in specs}
+    return {spec.path: _table(spec) for spec in specs}
+
+
+def _table(spec: LakeTable) -> Table:
+    folder = Path(spec.path)
+    if spec.format == "parquet":
+        return ParquetTable(folder, spec.partition_by)
+    from postbus_spark.lake.delta import DeltaTable  # as large as Spark's own imports
+
+    return DeltaTable(folder, spec.partition_by)
 
 
 def planned_batch(group: ReaderGroup, options: Options) -> Batch:

@@ -56,8 +56,9 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
 
 def _shown_sink(sink: Sink) -> str:
     if sink.table is not None:
-        folders = "/".join(sink.table.partition_by) or "no folders"
-        return f"add {sink.origin} to the table {sink.table.path} ({folders})"
+        table = sink.table
+        folders = "/".join(table.partition_by) or "no folders"
+        return f"add {sink.origin} to the {table.format} table {table.path} ({folders})"
     if sink.entity is not None:
         return f"send {sink.origin} to {sink.entity}"
     return f"dead-letter {sink.origin} in {sink.dead_letter}"
@@ -79,9 +80,9 @@ def status(document: PipelineDocument, found: ReadableRanges) -> Iterator[str]:
     yield f"checkpoint: {'empty' if committed is None else f'batch {committed} is committed'}"
     for table in tables_of(document).values():
         table.load()
-        last = table.last
-        if last is None or not last.group:
+        mark = table.mark
+        if mark is None:
             yield f"table {table.folder}: takes what comes next"
             continue
-        ends = ", ".join(f"{number}: {end}" for number, end in sorted((last.ends or {}).items()))
-        yield f"table {table.folder}: commit {last.version}, plan {last.number}, ends {ends}"
+        ends = ", ".join(f"{number}: {end}" for number, end in sorted(mark.ends.items()))
+        yield f"table {table.folder}: commit {table.version}, plan {mark.number}, ends {ends}"

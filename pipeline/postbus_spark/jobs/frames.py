@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink
 from postbus_spark.errors import InvalidSchema
-from postbus_spark.lake.parquet import KEYS
+from postbus_spark.lake.files import KEYS
 from postbus_spark.schema import check_written, ddl, default_columns
 
 if TYPE_CHECKING:

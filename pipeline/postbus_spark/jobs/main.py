@@ -181,11 +181,10 @@ def _reset(given: argparse.Namespace) -> None:
 def _verify(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.batches import tables_of
     from postbus_spark.lake.layout import InvalidTable
-    from postbus_spark.lake.verifying import verified
 
     problems = []
     for table in tables_of(_document(given)).values():
-        found = verified(table)
+        found = table.verified()
         print(f"{table.folder}: {found.commits} commits, {found.files} files, {found.rows} rows")
         problems += found.problems
     if problems:

@@ -1,206 +1,287 @@
-"""Writes the rows of an output as Parquet, in executors: one file for each partition and hour.
+"""Tables of Parquet: files that any program reads, and a log of commits.
 
-Rows come in order of partition, time and position. A file is whole when its row is returned, and
-nobody reads it before the driver commits it. Neither the contract nor pydantic is imported here.
+    date=2026-01-31/hour=08/p000-1200-1399-c12.parquet   partition, positions, commit
+    _postbus/commits/000000000012.json                    what the commit added, and where it ends
+
+A commit is a file that appears whole or not at all, under a number that can be taken once: of two
+drivers the second one is refused. Files get their names behind the commit, and a driver that was
+killed in between is completed by the next one: what other programs read of a table is committed.
+They leave out names that begin with `_`.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from io import RawIOBase
-from itertools import pairwise
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from postbus_spark.errors import InvalidSchema
-from postbus_spark.lake.layout import HOUR_MS, StagedFile
+from postbus_spark.lake.layout import (
+    OWN,
+    Batch,
+    InvalidTable,
+    Mark,
+    StagedFile,
+    Table,
+    Verified,
+    mark_of,
+    sha256_of,
+    sync_file,
+    sync_names,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyspark.sql.types import StructType
 
-KEYS: Final = ("partition", "position", "enqueued_time")
-"""Columns that an output for a table keeps: the place of a row in the source, and its time."""
-
-DAY_MS: Final = 24 * HOUR_MS
-GROUP_ROWS: Final = 131_072
-GROUP_BYTES: Final = 32 << 20
-"""Size of a row group, by whichever is reached first. Our choice: it is held in memory."""
-
-FILE_SCHEMA: Final = (
-    "staged string, partition int, first bigint, last bigint, period_ms bigint, rows bigint,"
-    " size_bytes bigint, first_enqueued_ms bigint, last_enqueued_ms bigint, sha256 string"
-)
-"""Columns of what a task returns: `StagedFile`."""
+VERSION: Final = 1
+COMMIT_NAME: Final = re.compile(r"(\d{12})\.json")
 
 
-class TableJob(NamedTuple):
-    """What a task needs. `period_ms`: an hour or a day, None for files without a time.
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a commit: its path below the table, and where it was before."""
 
-    `ranges`: the batch, in which positions must lie.
+    path: str
+    staged: str
+    partition: int
+    first: int
+    last: int
+    rows: int
+    size_bytes: int
+    first_enqueued_ms: int
+    last_enqueued_ms: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit added. `columns`: all of the table, name -> type; `ends`: position that comes
+    next in each partition. `group` empty: the positions of the table were forgotten.
     """
 
-    output: str
-    folder: str
-    period_ms: int | None
-    ranges: Mapping[int, tuple[int, int]]
+    version: int
+    entity: str = ""
+    generation: str = ""
+    group: str = ""
+    epoch: int = 0
+    number: int = 0
+    ranges: Mapping[int, tuple[int, int]] | None = None
+    ends: Mapping[int, int] | None = None
+    columns: Mapping[str, str] | None = None
+    files: tuple[TableFile, ...] = ()
+
+    @property
+    def mark(self) -> Mark | None:
+        """The batch of the commit, None if it has none."""
+        if not self.group:
+            return None
+        ranges = self.ranges or {}
+        batch = Batch(self.entity, self.generation, self.group, self.epoch, self.number, 1, ranges)
+        return mark_of(batch)._replace(ends=self.ends or {})
+
+    def json(self) -> str:
+        return json.dumps({"v": VERSION, **asdict(self)}, indent=1)
+
+    @classmethod
+    def of(cls, text: str) -> Commit:
+        """Return the commit of its JSON. Raises `ValueError`, `KeyError` or `TypeError`."""
+        found: dict[str, Any] = dict(json.loads(text))
+        if found.pop("v") != VERSION:
+            raise ValueError("it is of a newer version")
+        found["files"] = tuple(TableFile(**each) for each in found["files"])
+        if found["ranges"] is not None:
+            found["ranges"] = {int(key): (a, b) for key, (a, b) in found["ranges"].items()}
+            found["ends"] = {int(key): end for key, end in found["ends"].items()}
+        return cls(**found)
 
 
-def period_of(partition_by: Iterable[str]) -> int | None:
-    """Return the milliseconds that a file may span, None for any number."""
-    names = set(partition_by)
-    if "hour" in names:
-        return HOUR_MS
-    return DAY_MS if names else None
+class ParquetTable(Table):
+    """A folder of files with a log of its own."""
 
+    def __init__(self, folder: Path, partition_by: Sequence[str]) -> None:
+        super().__init__(folder, partition_by)
+        self._commits = folder / OWN / "commits"
+        self.last: Commit | None = None
 
-def write_files(job: TableJob, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task; yield a row of `FILE_SCHEMA` for each file."""
-    writer: _FileWriter | None = None
-    for batch in batches:
-        for key, part in _parts(job, batch):
-            if writer is not None and writer.key != key:
-                yield writer.close()
-                writer = None
-            if writer is None:
-                writer = _FileWriter(job, key, part.schema)
-            writer.add(part)
-    if writer is not None:
-        yield writer.close()
+    @property
+    def version(self) -> int:
+        return 0 if self.last is None else self.last.version
 
+    def load(self) -> None:
+        numbers = self.versions()
+        self.check_folder(is_table=bool(numbers))
+        self._set(self.read(numbers[-1]) if numbers else None)
 
-def _parts(
-    job: TableJob, batch: pa.RecordBatch
-) -> Iterator[tuple[tuple[int, int | None], pa.RecordBatch]]:
-    """Yield the rows of each partition and period, in their order."""
-    if not batch.num_rows:
-        return
-    for name in KEYS:
-        if batch.column(name).null_count:
-            raise InvalidSchema(
-                f"the output {job.output} has rows whose {name} is null: a table needs the place of"
-                " each row; keep the columns of the source as they are"
-            )
-    partitions = batch.column("partition").to_numpy(zero_copy_only=False)
-    times = _milliseconds(batch)
-    periods = times // job.period_ms if job.period_ms else times * 0
-    changes = (partitions[1:] != partitions[:-1]) | (periods[1:] != periods[:-1])
-    bounds = [0, *(int(each) + 1 for each in changes.nonzero()[0]), batch.num_rows]
-    for start, end in pairwise(bounds):
-        period_ms = int(periods[start]) * job.period_ms if job.period_ms else None
-        yield (int(partitions[start]), period_ms), batch.slice(start, end - start)
+    def open(self) -> None:
+        """Complete the last commit, besides."""
+        self.load()
+        if self.last is not None:
+            self._publish(self.last)
+            self.sweep()
 
+    def versions(self) -> list[int]:
+        """Return the numbers of all commits."""
+        try:
+            names = os.listdir(self._commits)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(int(found[1]) for name in names if (found := COMMIT_NAME.fullmatch(name)))
 
-def _milliseconds(batch: pa.RecordBatch) -> Any:
-    import pyarrow as pa
+    def read(self, version: int) -> Commit:
+        """Return a commit. Raises `InvalidTable`."""
+        file = self._commit_file(version)
+        try:
+            return Commit.of(file.read_text(encoding="utf-8"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidTable(
+                f"the commit {file} cannot be read ({error}): restore it from a backup"
+            ) from None
 
-    times = batch.column("enqueued_time").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    return times.to_numpy(zero_copy_only=False) // 1000
+    def check(self, schema: StructType) -> None:
+        self._merged(schema)
 
+    def _merged(self, schema: StructType) -> dict[str, str]:
+        """Return the columns of the table with those of an output. Raises `InvalidTable`."""
+        known = dict((self.last and self.last.columns) or {})
+        for field in schema.fields:
+            kind = field.dataType.simpleString()
+            if known.setdefault(field.name, kind) != kind:
+                raise InvalidTable(
+                    f"column {field.name} of the table {self.folder} is {known[field.name]}, and"
+                    f" the output has {kind}: cast it, or give it another name"
+                )
+        return known
 
-class _FileWriter:
-    """One file of one partition and period."""
-
-    def __init__(self, job: TableJob, key: tuple[int, int | None], schema: pa.Schema) -> None:
-        import pyarrow.parquet as pq
-
-        self.key = key
-        self._job = job
-        self._path = Path(job.folder) / f"{uuid4().hex}.parquet"
-        self._file = _HashedFile(self._path)
-        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = self._waiting_bytes = self._rows = 0
-        self._first = self._last = self._first_ms = self._last_ms = -1
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        positions = rows.column("position").to_numpy(zero_copy_only=False)
-        first, last = int(positions.min()), int(positions.max())
-        low, end = self._job.ranges.get(self.key[0], (0, 0))
-        if first < low or last >= end:
-            raise InvalidSchema(
-                f"the output {self._job.output} has positions {first} to {last} in partition"
-                f" {self.key[0]}, and the batch is [{low}, {end}): keep the columns partition and"
-                " position of the source as they are"
-            )
-        times = _milliseconds(rows)
-        if not self._rows:
-            self._first, self._first_ms = first, int(times.min())
-        self._first, self._last = min(self._first, first), max(self._last, last)
-        self._first_ms = min(self._first_ms, int(times.min()))
-        self._last_ms = max(self._last_ms, int(times.max()))
-        self._rows += rows.num_rows
-        self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
-        if self._waiting_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting))
-            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-
-    def close(self) -> pa.RecordBatch:
-        """Complete the file on disk; return its row."""
-        import pyarrow as pa
-
-        self._flush()
-        self._writer.close()
-        size_bytes, sha256 = self._file.complete()
-        made = StagedFile(
-            staged=str(self._path),
-            partition=self.key[0],
-            first=self._first,
-            last=self._last,
-            period_ms=self.key[1],
-            rows=self._rows,
-            size_bytes=size_bytes,
-            first_enqueued_ms=self._first_ms,
-            last_enqueued_ms=self._last_ms,
-            sha256=sha256,
+    def commit(self, batch: Batch, schema: StructType, staged: Iterable[StagedFile]) -> None:
+        files = sorted(staged, key=lambda each: (each.partition, each.first))
+        version = self.version + 1
+        made = Commit(
+            version=version,
+            entity=batch.entity,
+            generation=batch.generation,
+            group=batch.group,
+            epoch=batch.epoch,
+            number=batch.number,
+            ranges=dict(batch.ranges),
+            ends=mark_of(batch, self.mark).ends,
+            columns=self._merged(schema),
+            files=tuple(self._file(version, each) for each in files),
         )
-        return pa.RecordBatch.from_pylist([asdict(made)], schema=_file_schema())
+        if made.files:
+            sync_file(self.staging(batch))
+        self._add(made)
+        self._publish(made)
 
+    def forget(self) -> None:
+        if self.last is not None and self.mark is not None:
+            self._add(
+                replace(
+                    Commit(version=self.last.version + 1, epoch=self.last.epoch),
+                    columns=self.last.columns,
+                )
+            )
 
-def _file_schema() -> pa.Schema:
-    import pyarrow as pa
+    def _set(self, commit: Commit | None) -> None:
+        self.last = commit
+        self.mark = None if commit is None else commit.mark
 
-    types = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64()}
-    columns = [column.split() for column in FILE_SCHEMA.split(",")]
-    return pa.schema([(name, types[kind]) for name, kind in columns])
+    def _file(self, version: int, file: StagedFile) -> TableFile:
+        values = asdict(file)
+        del values["period_ms"]
+        staged = Path(file.staged).relative_to(self.folder).as_posix()
+        return TableFile(**{**values, "path": self.named(file, f"c{version}"), "staged": staged})
 
+    def _add(self, commit: Commit) -> None:
+        """Write a commit under its number, which nobody may have taken."""
+        self._commits.mkdir(parents=True, exist_ok=True)
+        made = self._commits / f".{uuid4().hex}"
+        try:
+            with made.open("x", encoding="utf-8") as file:
+                file.write(commit.json())
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(made, self._commit_file(commit.version))
+        except FileExistsError:
+            raise self.taken() from None
+        finally:
+            made.unlink(missing_ok=True)
+        sync_file(self._commits)
+        self._set(commit)
 
-class _HashedFile(RawIOBase):
-    """A file that is written once from its beginning, with the hash of what was written."""
+    def _publish(self, commit: Commit) -> None:
+        """Give the files of a commit their names, unless they have them."""
+        for file in commit.files:
+            path = self.folder / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.rename(self.folder / file.staged, path)
+            except FileNotFoundError:
+                if not path.exists():
+                    raise InvalidTable(
+                        f"the file {path} of commit {commit.version} is gone: restore it from a"
+                        " backup"
+                    ) from None
+        sync_names(self.folder, (file.path for file in commit.files))
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = path.open("xb")
-        self._hash = hashlib.sha256()
-        self._size_bytes = 0
+    def _commit_file(self, version: int) -> Path:
+        return self._commits / f"{version:012}.json"
 
-    def writable(self) -> bool:
-        return True
+    # --- verify ---------------------------------------------------------------------------------
 
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._file.write(view)
-        self._hash.update(view)
-        self._size_bytes += len(view)
-        return len(view)
+    def verified(self) -> Verified:
+        """Read all commits and files."""
+        self.load()
+        files: dict[str, TableFile] = {}
+        problems: list[str] = []
+        before: Commit | None = None
+        versions = self.versions()
+        for version in versions:
+            commit = self.read(version)
+            problems += self._gaps(before, commit)
+            files.update((file.path, file) for file in commit.files)
+            before = commit
+        for file in files.values():
+            problems += self._differences(file)
+        problems += [
+            f"{self.folder / path}: no commit has this file"
+            for path in self._parquet_files()
+            if path not in files
+        ]
+        rows = sum(file.rows for file in files.values())
+        return Verified(len(versions), len(files), rows, problems)
 
-    def tell(self) -> int:
-        return self._size_bytes
+    def _gaps(self, before: Commit | None, commit: Commit) -> Iterator[str]:
+        """Yield where a commit does not begin at the end of the one before."""
+        if before is None or not before.group or not commit.group:
+            return
+        for number, (first, _) in (commit.ranges or {}).items():
+            end = (before.ends or {}).get(number, first)
+            if first > end:
+                yield (
+                    f"{self.folder}: commit {commit.version} begins at position {first} of"
+                    f" partition {number}, and the one before ends at {end}: the reader group was"
+                    " set forward"
+                )
 
-    def complete(self) -> tuple[int, str]:
-        """Bring the file to disk; return its size and hash."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return self._size_bytes, self._hash.hexdigest()
+    def _differences(self, file: TableFile) -> Iterator[str]:
+        path = self.folder / file.path
+        if not path.exists() and (self.folder / file.staged).exists():
+            path = self.folder / file.staged  # the next run gives it its name
+        try:
+            found = sha256_of(path)
+        except OSError as error:
+            yield f"{path}: {error.strerror or error}"
+            return
+        if found != file.sha256:
+            yield f"{path}: its content is not what was committed"
+
+    def _parquet_files(self) -> Iterator[str]:
+        for top, below, names in os.walk(self.folder):
+            below[:] = [name for name in below if name != OWN]
+            for name in names:
+                if name.endswith(".parquet"):
+                    yield (Path(top) / name).relative_to(self.folder).as_posix()

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from postbus_spark.errors import InvalidSchema
-from postbus_spark.lake import parquet
+from postbus_spark.lake import files
+from postbus_spark.lake.files import TableJob, period_of, write_files
 from postbus_spark.lake.layout import HOUR_MS, StagedFile
-from postbus_spark.lake.parquet import TableJob, period_of, write_files
 
 START = datetime(2026, 1, 31, 8, tzinfo=UTC)
 SCHEMA = pa.schema(
@@ -74,7 +74,7 @@ def test_no_rows_make_no_file(tmp_path: Path) -> None:
 
 
 def test_many_rows_make_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "GROUP_ROWS", 4)
+    monkeypatch.setattr(files, "GROUP_ROWS", 4)
     [file] = written(tmp_path, *(rows(0, 2 * each, 2 * each + 1) for each in range(5)))
     assert pq.ParquetFile(file.staged).metadata.num_row_groups == 3
     assert file.rows == 10

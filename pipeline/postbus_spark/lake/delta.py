@@ -1,0 +1,309 @@
+"""Tables of Delta: a commit to its log adds the files of a batch and has their positions.
+
+    date=2026-01-31/hour=08/p000-1200-1399-9f86….parquet   partition, positions, hash of the content
+    _delta_log/00000000000000000012.json                    what the commit added, and where it ends
+
+Files get their names before the commit: a reader sees what the log names. The positions are
+application transactions, which checkpoints of the log keep. Of two drivers the second one is
+refused, since both write the same transactions; commits of other programs are no hindrance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import deltalake
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, CommitProperties, Transaction
+
+from postbus_spark.lake.layout import (
+    OWN,
+    Batch,
+    InvalidTable,
+    Mark,
+    StagedFile,
+    Table,
+    TableTaken,
+    Verified,
+    mark_of,
+    periods,
+    sha256_of,
+    sync_file,
+    sync_names,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+LOG: Final = "_delta_log"
+APP: Final = "postbus"
+"""The transactions of a mark: `postbus/plan` and so on, and `postbus/0`, where partition 0 ends."""
+
+FORGOTTEN: Final = -1
+"""Plan of a table whose positions were forgotten."""
+
+TRIES: Final = 5
+"""How often a commit is tried while others commit. Our choice: each begins from what they did."""
+
+HASH_DIGITS: Final = 32
+OWN_NAME: Final = re.compile(rf"p\d+-\d+-\d+-([0-9a-f]{{{HASH_DIGITS}}})\.parquet$")
+PERIOD_TYPES: Final = {"date": "date", "hour": "integer"}
+NO_TYPES: Final = re.compile(r'"(interval [^"]*|variant|void)"')
+"""Types of Spark that deltalake takes, and that readers of Delta lack or need a feature for."""
+
+NULLABLE: Final = ("nullable", "containsNull", "valueContainsNull")
+
+
+class DeltaTable(Table):
+    """A folder with a log of Delta."""
+
+    _delta: deltalake.DeltaTable | None = None
+
+    @property
+    def version(self) -> int:
+        return -1 if self._delta is None else self._delta.version()
+
+    def load(self) -> None:
+        self._delta = None
+        if self.folder.is_dir():
+            try:
+                self._delta = deltalake.DeltaTable(str(self.folder))
+            except TableNotFoundError:
+                pass
+            except DeltaError as error:
+                raise self._unusable(error) from None
+        self.check_folder(is_table=self._delta is not None)
+        if (self.folder / OWN / "commits").exists():
+            raise InvalidTable(
+                f"the table {self.folder} is one of Parquet: name an empty folder for one of Delta"
+            )
+        if self._delta is not None:
+            self._check_partitions(self._delta)
+        self.mark = self._mark()
+
+    def open(self) -> None:
+        self.load()
+        self.sweep()
+
+    def _unusable(self, error: Exception) -> InvalidTable:
+        return InvalidTable(
+            f"the table {self.folder} cannot be used ({error}): repair its log, or name an empty"
+            " folder"
+        )
+
+    def _check_partitions(self, delta: deltalake.DeltaTable) -> None:
+        found = delta.metadata().partition_columns
+        if tuple(found) != self.partition_by:
+            raise InvalidTable(
+                f"the table {self.folder} is partitioned by [{', '.join(found)}], and partitionBy"
+                f" is [{', '.join(self.partition_by)}]: write the one of the table, or name an"
+                " empty folder"
+            )
+
+    # --- positions ------------------------------------------------------------------------------
+
+    def _mark(self) -> Mark | None:
+        plan, partitions = self._number("plan"), self._number("partitions")
+        if plan == FORGOTTEN or partitions == 0:
+            return None
+        ends = {partition: self._number(str(partition)) for partition in range(partitions)}
+        return Mark(
+            reader=self._number("reader"),
+            generation=self._number("generation"),
+            epoch=self._number("epoch"),
+            number=plan,
+            ranges=self._number("ranges"),
+            ends=ends,
+        )
+
+    def _number(self, name: str) -> int:
+        """Return the last version of a transaction, 0 if there is none."""
+        return (self._delta and self._delta.transaction_version(f"{APP}/{name}")) or 0
+
+    # --- columns --------------------------------------------------------------------------------
+
+    def check(self, schema: StructType) -> None:
+        self._lacking(schema)
+
+    def _lacking(self, schema: StructType) -> list[deltalake.Field]:
+        """Return the columns of an output that the table lacks. Raises `InvalidTable`."""
+        wanted = _fields(json.loads(schema.json()))
+        known = {} if self._delta is None else _fields(json.loads(self._delta.schema().to_json()))
+        names = {name.lower(): name for name in known}
+        for name, kind in wanted.items():
+            there = names.get(name.lower(), name)
+            if there in known and (there, known[there]) != (name, kind):
+                raise InvalidTable(
+                    f"column {there} of the table {self.folder} is {_shown(known[there])}, and the"
+                    f" output has {name} as {_shown(kind)}: cast it, or give it another name"
+                )
+        try:
+            return [_field(name, kind) for name, kind in wanted.items() if name not in known]
+        except (DeltaError, ValueError) as error:
+            raise InvalidTable(
+                f"the table {self.folder} cannot have a column of the output ({error}): cast it"
+            ) from None
+
+    def _with_columns(self, schema: StructType) -> deltalake.DeltaTable:
+        """Return the table with all columns of an output, made if need be."""
+        lacking = self._lacking(schema)
+        if self._delta is None:
+            folders = [_field(name, PERIOD_TYPES[name]) for name in self.partition_by]
+            self._delta = deltalake.DeltaTable.create(
+                str(self.folder),
+                deltalake.Schema([*lacking, *folders]),
+                mode="ignore",
+                partition_by=list(self.partition_by),
+            )
+        elif lacking:
+            self._delta.alter.add_columns(lacking)
+        return self._delta
+
+    # --- commits --------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch, schema: StructType, staged: Iterable[StagedFile]) -> None:
+        files = [self._placed(file) for file in staged]
+        sync_names(self.folder, (file.path for file in files))
+        before = self.mark
+        for attempt in range(1, TRIES + 1):
+            try:
+                delta = self._with_columns(schema)
+                if self._mark() != before:
+                    raise self.taken()
+                self._add(delta, mark_of(batch, before), files)
+                return
+            except CommitFailedError as error:
+                self.load()
+                if attempt == TRIES:
+                    raise TableTaken(
+                        f"other programs have committed to the table {self.folder} during {TRIES}"
+                        f" tries ({error}): start the pipeline again"
+                    ) from None
+
+    def forget(self) -> None:
+        if self._delta is not None and self.mark is not None:
+            ends = dict.fromkeys(self.mark.ends, 0)
+            self._add(self._delta, self.mark._replace(number=FORGOTTEN, ends=ends), [])
+
+    def _placed(self, file: StagedFile) -> AddAction:
+        """Give a file its name below the table. A batch that is repeated may find it there."""
+        path = self.named(file, file.sha256[:HASH_DIGITS])
+        place = self.folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file.staged, place)
+        return AddAction(
+            path=path,
+            size=file.size_bytes,
+            partition_values=self._values(file.period_ms),
+            modification_time=place.stat().st_mtime_ns // 1_000_000,
+            data_change=True,
+            stats=json.dumps(_stats(file)),
+        )
+
+    def _values(self, period_ms: int | None) -> dict[str, str | None]:
+        """Return the values of the columns that are folders."""
+        found = periods(period_ms, self.partition_by)
+        return {name: str(int(value)) if name == "hour" else value for name, value in found.items()}
+
+    def _add(self, delta: deltalake.DeltaTable, mark: Mark, files: list[AddAction]) -> None:
+        """Commit files and positions."""
+        first = delta.version() + 1
+        numbers = {
+            "reader": mark.reader,
+            "generation": mark.generation,
+            "epoch": mark.epoch,
+            "plan": mark.number,
+            "ranges": mark.ranges,
+            "partitions": max(mark.ends, default=-1) + 1,
+            **{str(partition): end for partition, end in mark.ends.items()},
+        }
+        done = [Transaction(f"{APP}/{name}", number) for name, number in numbers.items()]
+        delta.create_write_transaction(
+            list(files),
+            "append",
+            delta.schema(),
+            list(self.partition_by),
+            commit_properties=CommitProperties(app_transactions=done),
+        )
+        self.load()
+        logs = [f"{LOG}/{version:020}.json" for version in range(first, self.version + 1)]
+        for log in logs:
+            sync_file(self.folder / log)
+        sync_names(self.folder, logs)
+
+    # --- verify ---------------------------------------------------------------------------------
+
+    def verified(self) -> Verified:
+        """Compare the files of the last version with its log, by size and by the hash in a name."""
+        self.load()
+        if self._delta is None:
+            return Verified(0, 0, 0, [])
+        actions = pa.table(deltalake.DeltaTable(str(self.folder)).get_add_actions())
+        files = actions.to_pylist()
+        problems = [each for file in files for each in self._differences(file)]
+        rows = sum(file["num_records"] or 0 for file in files)
+        return Verified(self.version + 1, len(files), rows, sorted(problems))
+
+    def _differences(self, file: Mapping[str, Any]) -> Iterator[str]:
+        path = self.folder / file["path"]
+        named = OWN_NAME.fullmatch(path.name)
+        try:
+            is_same = path.stat().st_size == file["size_bytes"]
+            if is_same and named is not None:
+                is_same = sha256_of(path).startswith(named[1])
+        except OSError as error:
+            yield f"{path}: {error.strerror or error}"
+            return
+        if not is_same:
+            yield f"{path}: its content is not what was committed"
+
+
+def _fields(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the types of columns as Spark and Delta write them, all of them nullable."""
+    return {field["name"]: _nullable(field["type"]) for field in schema["fields"]}
+
+
+def _nullable(kind: Any) -> Any:
+    """Return a type without what it says of nulls and metadata."""
+    if not isinstance(kind, dict):
+        return kind
+    made = {name: _nullable(value) for name, value in kind.items() if name != "metadata"}
+    made |= {name: True for name in NULLABLE if name in made}
+    if "fields" in made:
+        made["fields"] = [{**_nullable(field), "metadata": {}} for field in made["fields"]]
+    return made
+
+
+def _field(name: str, kind: Any) -> deltalake.Field:
+    """Return a column of the log. Raises `ValueError` if Delta has no such type."""
+    if NO_TYPES.search(json.dumps(kind)):
+        raise ValueError(f"{name} is {_shown(kind)}")
+    made = {"name": name, "type": kind, "nullable": True, "metadata": {}}
+    return deltalake.Field.from_json(json.dumps(made))
+
+
+def _shown(kind: Any) -> str:
+    return kind if isinstance(kind, str) else json.dumps(kind)
+
+
+def _stats(file: StagedFile) -> dict[str, Any]:
+    """Return what readers may know of a file without reading it."""
+    lows = {"partition": file.partition, "position": file.first}
+    highs = {"partition": file.partition, "position": file.last}
+    return {
+        "numRecords": file.rows,
+        "minValues": {**lows, "enqueued_time": _time(file.first_enqueued_ms)},
+        "maxValues": {**highs, "enqueued_time": _time(file.last_enqueued_ms + 1)},
+        "nullCount": dict.fromkeys((*lows, "enqueued_time"), 0),
+    }
+
+
+def _time(time_ms: int) -> str:
+    text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
