@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER
+from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER, ordered_queries
 from postbus.contract.yaml_documents import ManifestError
 from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.main import main
@@ -201,3 +201,19 @@ def test_a_run_without_a_key_ends_with_the_code_of_configuration(
     file.write_text(GOOD)
     assert main(["run", str(file)]) == 10
     assert "InvalidCredentials: no connection string" in capsys.readouterr().err
+
+
+def test_queries_run_after_those_that_they_read_in_whatever_order_they_come() -> None:
+    """An API server returns the names of a map sorted."""
+    queries = {
+        "counts": "select count(*) from Priced",
+        "late": "select * from counts join priced",
+        "priced": "select * from orders",
+        "rejected": "select * from orders",
+    }
+    assert ordered_queries(queries) == ["priced", "counts", "late", "rejected"]
+
+
+def test_queries_in_a_circle_run_in_their_order() -> None:
+    queries = {"price": "select 1 as late from orders", "late": "select price from price"}
+    assert ordered_queries(queries) == ["price", "late"]

@@ -7,7 +7,7 @@ The runner `postbus-pipeline` reads these models. What one field alone cannot sh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -300,6 +300,24 @@ def _sink_problems(spec: PipelineSpec) -> Iterator[Problem]:
     if spec.source.body and not is_taken:
         message = f"rows of {MALFORMED}, whose body has not the schema, go nowhere: add a sink"
         yield ("spec", "sinks"), message
+
+
+def ordered_queries(queries: Mapping[str, str]) -> list[str]:
+    """Return the outputs, each behind those that its query reads.
+
+    API servers do not keep the order of a map. Where names seem to be read in a circle, since one
+    is also that of a column, the order of the map counts.
+    """
+    reads = {
+        name: {other for other in queries if other != name and _is_read(other, [query])}
+        for name, query in queries.items()
+    }
+    found: list[str] = []
+    while reads:
+        free = [name for name, others in reads.items() if not others & reads.keys()]
+        found.append((free or list(reads))[0])
+        del reads[found[-1]]
+    return found
 
 
 def _is_read(name: str, queries: list[str]) -> bool:

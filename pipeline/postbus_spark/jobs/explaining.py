@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from postbus.contract.pipeline import ordered_queries
 from postbus_spark.jobs.batches import tables_of
 from postbus_spark.jobs.settling import last_batch
 
@@ -40,7 +41,7 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
     if spec.transform is not None and spec.transform.python is not None:
         steps.append(f"call {spec.transform.python.module}.{spec.transform.python.function}")
     elif spec.transform is not None:
-        steps.append(f"query {', '.join(spec.transform.sql or ())}")
+        steps.append(f"query {', '.join(ordered_queries(spec.transform.sql or {}))}")
     steps += [_shown_sink(sink) for sink in spec.sinks if sink.table is not None]
     steps += [_shown_sink(sink) for sink in spec.sinks if sink.entity is not None]
     steps += [_shown_sink(sink) for sink in spec.sinks if sink.dead_letter is not None]

@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
-from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink
+from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink, ordered_queries
 from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.files import KEYS
 from postbus_spark.schema import check_written, ddl, default_columns
@@ -51,10 +51,11 @@ def frames_of(spec: PipelineSpec, messages: DataFrame) -> dict[str, DataFrame]:
     session = messages.sparkSession
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
-    for name, query in (transform.sql or {}).items():
+    queries = transform.sql or {}
+    for name in ordered_queries(queries):
         where = f"spec.transform.sql.{name}"
         try:
-            outputs[name] = session.sql(query)
+            outputs[name] = session.sql(queries[name])
         except (AnalysisException, ParseException) as error:
             raise InvalidPipeline(where, _first_line(error)) from None
         if not outputs[name].columns:
