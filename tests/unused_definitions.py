@@ -26,7 +26,7 @@ PACKAGES: Final = (
     ROOT / "pipeline" / "postbus_spark",
 )
 
-USERS: Final = {"postbus": PACKAGES[2:]}
+USERS: Final = {"postbus": PACKAGES[1:]}
 """Packages for which another one has definitions: the contract of pipelines."""
 
 EXCEPTIONS: Final[dict[str, str]] = {

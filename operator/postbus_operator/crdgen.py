@@ -116,8 +116,11 @@ class _Structural:
 
     def _object(self, schema: Mapping[str, Any], path: str) -> Schema:
         if "properties" not in schema:
-            values = schema["additionalProperties"]
-            limit = {"maxProperties": schema["maxProperties"]} if "maxProperties" in schema else {}
+            # A structural schema knows no patterns of names: they need a rule.
+            patterns = schema.get("patternProperties") or {"": schema["additionalProperties"]}
+            [values] = patterns.values()
+            words = ("minProperties", "maxProperties")
+            limit = {word: schema[word] for word in words if word in schema}
             values = {"type": "string"} if values is True else self._any(values, f"{path}{{}}")
             return {"type": "object", "additionalProperties": values, **limit}
         properties = {}

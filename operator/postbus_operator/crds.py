@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from postbus.contract.entities import LIMITS, NAMESPACE_NAME, PREMIUM_SIZES_MB, Sku
+from postbus.contract.pipeline import (
+    LEAST_MEMORY_MIB,
+    MAX_SINKS,
+    VIEW_NAME,
+    PipelineDocument,
+    PipelineSpec,
+)
 from postbus.contract.resources import (
     API_VERSION,
     NamespaceDocument,
@@ -25,6 +32,7 @@ from postbus.contract.resources import (
 )
 from postbus_operator.status import (
     NamespaceStatus,
+    PipelineStatus,
     QueueStatus,
     ResourceStatus,
     SubscriptionStatus,
@@ -35,8 +43,10 @@ GROUP, VERSION = API_VERSION.split("/")
 ARM_API_VERSION: Final = "2024-01-01"
 """The version of Azure Resource Manager's templates whose fields the specs have."""
 
-Document = NamespaceDocument | QueueDocument | TopicDocument | SubscriptionDocument
-Spec = NamespaceSpec | QueueSpec | TopicSpec | SubscriptionSpec
+Document = (
+    NamespaceDocument | QueueDocument | TopicDocument | SubscriptionDocument | PipelineDocument
+)
+Spec = NamespaceSpec | QueueSpec | TopicSpec | SubscriptionSpec | PipelineSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +137,17 @@ def _without(field: str, message: str, path: str = "spec") -> Rule:
     return Rule(path, f"!has(self.{field})", message, field)
 
 
-MOVE: Final = "create another resource and move the messages by forwardTo"
-OWNER: Final = (
-    Rule(
+def _same_owner(advice: str) -> Rule:
+    return Rule(
         "spec.owner",
         "self.name == oldSelf.name && has(self.__namespace__) == has(oldSelf.__namespace__)"
         " && (!has(self.__namespace__) || self.__namespace__ == oldSelf.__namespace__)",
-        f"owner cannot be changed: {MOVE}",
-    ),
-    _unchanged("entityName", MOVE),
-)
+        f"owner cannot be changed: {advice}",
+    )
+
+
+MOVE: Final = "create another resource and move the messages by forwardTo"
+OWNER: Final = (_same_owner(MOVE), _unchanged("entityName", MOVE))
 STORED: Final = (
     Rule(
         "spec",
@@ -182,6 +193,8 @@ OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "correlationFilter": {"minProperties": 1},
     "properties": {"minProperties": 1},
     "maxSizeInMegabytes": {"minimum": None, "maximum": None, "enum": list(PREMIUM_SIZES_MB)},
+    "sources": {"minItems": 1, "maxItems": 1},
+    "sinks": {"minItems": 1, "maxItems": MAX_SINKS},
 }
 """Fields whose schema is stricter than their model, which knows the tier -> words of the schema;
 None: the word is left out."""
@@ -339,6 +352,104 @@ FILTER_RULES: Final = (
 )
 
 
+# --- rules of pipelines -------------------------------------------------------------------------
+
+FOLDER: Final = "an absolute path of a folder, such as /lake/orders"
+ANOTHER_PIPELINE: Final = "create another Pipeline"
+
+
+def _folder(path: str, field: str) -> Rule:
+    """Return a rule for a folder: below the root, without `..`, no address of an object store."""
+    return Rule(
+        path,
+        f"self.{field}.startsWith('/') && !self.{field}.contains('://')"
+        f" && !self.{field}.matches('(^|/)[.][.](/|$)')"
+        f" && self.{field}.matches('/([^/.]|[.][^/.]|[.][.][^/])')",
+        FOLDER,
+        field,
+    )
+
+
+def _read_by(source: str) -> str:
+    """Return an expression for what a source reads, and how."""
+    names = ("queue", "topic", "subscription", "readerGroup")
+    shown = ", ".join(f"has(s.{name}) ? s.{name} : ''" for name in names)
+    return f"{source}.map(s, [s.mode, s.subQueue, {shown}])"
+
+
+def _dead_letter(condition: str, message: str) -> Rule:
+    """Return a rule for the sources `x` that sinks of dead letters name."""
+    expression = f"self.sinks.all(s, !has(s.deadLetter) || self.sources.exists(x, {condition}))"
+    return Rule("spec", expression, message, "sinks")
+
+
+PIPELINE_RULES: Final = (
+    Rule("spec", "has(self.owner)", "name the Namespace of the bus in owner", "owner"),
+    _same_owner(ANOTHER_PIPELINE),
+    Rule(
+        "spec",
+        f"{_read_by('self.sources')} == {_read_by('oldSelf.sources')}",
+        f"entity, mode and reader group of a source cannot be changed: {ANOTHER_PIPELINE}",
+        "sources",
+    ),
+    Rule(
+        "spec.sources[]",
+        "has(self.queue) != has(self.topic) && has(self.queue) != has(self.subscription)",
+        "name a queue, or a topic and its subscription",
+    ),
+    Rule("spec.transform", "has(self.sql) != has(self.python)", "write either sql or python"),
+    Rule(
+        "spec.transform",
+        f"!has(self.sql) || self.sql.all(name, name.matches('{VIEW_NAME}'))",
+        "names of outputs have small letters, digits and _, and begin with a letter",
+        "sql",
+    ),
+    Rule(
+        "spec.sinks[]",
+        "[has(self.queue), has(self.topic), has(self.deadLetter), has(self.table)]"
+        ".filter(is_there, is_there).size() == 1",
+        "name one target: a queue, a topic, a table, or the source for deadLetter",
+    ),
+    _dead_letter("x.name == s.deadLetter", "deadLetter names the source"),
+    _dead_letter(
+        "x.name != s.deadLetter || x.mode == 'drain'",
+        "only a drained source has deadLetter: set its mode to drain",
+    ),
+    _dead_letter(
+        "x.name != s.deadLetter || x.subQueue == 'main'",
+        "messages of this source are dead letters already: leave out deadLetter",
+    ),
+    Rule(
+        "spec.sinks[].table",
+        "self.partitionBy in [[], ['date'], ['date', 'hour']]",
+        "partitionBy is [date, hour], [date] or []",
+        "partitionBy",
+    ),
+    Rule(
+        "spec.trigger",
+        "has(self.continuous) != has(self.once)",
+        "write either continuous, such as PT1S, or once: true",
+    ),
+    _folder("spec.checkpoint", "path"),
+    _folder("spec.sinks[].table", "path"),
+    _folder("spec.volumes[]", "mountPath"),
+    Rule(
+        "spec",
+        "self.sinks.all(s, !has(s.table) || has(self.volumes)"
+        " && self.volumes.exists(v, (s.table.path + '/').startsWith(v.mountPath + '/')))",
+        "a table without a volume would go with its pod: name a claim in volumes whose mountPath is"
+        " above the table's path",
+        "volumes",
+    ),
+    Rule(
+        "spec.runtime",
+        f"quantity(self.memory).compareTo(quantity('{LEAST_MEMORY_MIB}Mi')) >= 0",
+        f"memory must be at least {LEAST_MEMORY_MIB // 1_024}Gi",
+        "memory",
+    ),
+)
+
+
 # --- kinds --------------------------------------------------------------------------------------
 
 KINDS: Final = (
@@ -460,5 +571,22 @@ KINDS: Final = (
             ),
             *FILTER_RULES,
         ),
+    ),
+    Kind(
+        "Pipeline",
+        "pipelines",
+        "sbpipe",
+        PipelineDocument,
+        PipelineSpec,
+        PipelineStatus,
+        (
+            *READY,
+            Column("Bus", ".spec.owner.name"),
+            Column("Group", ".status.readerGroup"),
+            Column("Suspended", ".spec.suspend", "boolean", 1),
+            MESSAGE,
+            AGE,
+        ),
+        PIPELINE_RULES,
     ),
 )

@@ -14,7 +14,7 @@ _SPEC: Final = {
     "Subscription": "A subscription of a topic: it stores the messages that its rules select.",
     "spec": "The definition; fields have the names and defaults of Azure Service Bus.",
     "status": "What the operator observed.",
-    "owner": "The owner: the Namespace of a queue or topic, the Topic of a subscription.",
+    "owner": "The owner: the Namespace of a queue, topic or pipeline, the Topic of a subscription.",
     "owner.name": "Name of the owner's resource.",
     "owner.namespace": "Cluster namespace of the owner; by default that of this resource. The"
     " owner's allowedNamespaces must admit this one.",
@@ -82,7 +82,7 @@ _OPERATOR: Final = {
     "operatorSpec": "Settings of the operator.",
     "operatorSpec.deletionPolicy": "Effect of deleting the resource. Delete: the entity is"
     " kept for the retention of the bus, then gone. DeleteIfEmpty: it stays if it holds messages."
-    " Retain: it stays.",
+    " Retain: it stays. Of a Pipeline: whether its reader group goes with it.",
     "operatorSpec.deletionProtection": "Deletion of the resource waits until this is false.",
     "operatorSpec.reconcilePolicy": "Observe: report differences, change nothing. DetachOnDelete:"
     " leave everything when the resource is deleted.",
@@ -177,6 +177,56 @@ _OPERATOR: Final = {
     "name": "Name of the object.",
     "key": "Key of the value in it.",
 }
+_PIPELINE: Final = {
+    "Pipeline": "Messages of a queue or subscription, transformed by Spark and written to entities,"
+    " tables and dead letters.",
+    "sources": "The source; there is one.",
+    "sources[].name": "Name of its view in SQL.",
+    "sources[].queue": "Queue that is read; for life.",
+    "sources[].topic": "Topic that is read, with a subscription; for life.",
+    "sources[].subscription": "Subscription of the topic; for life.",
+    "sources[].subQueue": "main, deadLetter or transferDeadLetter; for life.",
+    "sources[].mode": "tap reads beside receivers, drain instead of them; for life.",
+    "sources[].readerGroup": "Reader group, by default the name of the resource; for life.",
+    "sources[].body": "Content of bodies.",
+    "body.json": "Schema of bodies that are JSON, in Spark's SQL, such as sku string.",
+    "transform": "Outputs of the pipeline.",
+    "transform.sql": "Queries of Spark's SQL by the name of their output, in this order.",
+    "transform.python": "A function that returns the outputs.",
+    "python.module": "Module of the function.",
+    "python.function": "Name of the function.",
+    "sinks": "Targets of outputs.",
+    "sinks[].from": "An output, a source, or malformed.",
+    "sinks[].queue": "Queue that gets the rows as messages.",
+    "sinks[].topic": "Topic that gets the rows as messages.",
+    "sinks[].deadLetter": "Drained source whose dead-letter queue gets the rows' messages.",
+    "sinks[].table": "Table that gets the rows.",
+    "table.format": "Format of its files.",
+    "table.path": "Its folder, below the mountPath of a volume.",
+    "table.partitionBy": "Folders by the time when messages were enqueued.",
+    "trigger": "When batches begin.",
+    "trigger.continuous": "Time from one batch to the next; the pipeline runs without an end.",
+    "trigger.once": "Process what is there, and end.",
+    "limits": "Upper bounds of a batch.",
+    "limits.maxMessagesPerTrigger": "Most messages of a batch, 0 for any number.",
+    "limits.maxBytesPerTrigger": "Most bytes of a batch, 0 for any number.",
+    "limits.maxAttempts": "How often a batch is begun before the pipeline stops.",
+    "checkpoint": "Spark's notes.",
+    "checkpoint.path": "Their folder, of this pipeline alone. In none of the volumes it goes with"
+    " its pod, which costs neither a message nor a duplicate.",
+    "suspend": "No pod runs; the reader group stays.",
+    "runtime": "The pod.",
+    "runtime.cores": "Cores of Spark, and the request of the pod.",
+    "runtime.memory": "Memory of the pod; a third of it is the heap of Java.",
+    "runtime.image": "Image of the pod, such as one with the module of a function; by default that"
+    " of the operator's release.",
+    "volumes": "Volumes of the pod.",
+    "volumes[].claimName": "PersistentVolumeClaim in the cluster namespace of the resource.",
+    "volumes[].mountPath": "Its folder in the pod.",
+    "readerGroup": "Reader group on the bus.",
+    "exitCode": "Exit code of the last run, if it failed: 10 asks for a correction, 20 for a"
+    " decision about messages, 1 is tried again.",
+}
 _STATUS: Final = {
     "observedGeneration": "Generation of the spec that was observed.",
     "conditions": "Conditions, one of each type.",
@@ -230,7 +280,7 @@ _STATUS: Final = {
     "subscriptionCount": "Subscriptions of the topic.",
     "ruleCount": "Rules of the subscription.",
 }
-DESCRIPTIONS: Final = _SPEC | _OPERATOR | _STATUS
+DESCRIPTIONS: Final = _SPEC | _OPERATOR | _PIPELINE | _STATUS
 
 
 def key_of(path: str) -> str:

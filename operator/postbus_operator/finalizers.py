@@ -18,6 +18,8 @@ def is_held(resource: Resource) -> bool:
     reconcile_policy = operator_spec.get("reconcilePolicy", "Manage")
     if resource.is_released_by_force:
         return False
+    if resource.key.kind == "Pipeline":
+        return True  # the rule of its keys goes, whatever becomes of the reader group
     if operator_spec.get("deletionProtection"):
         return True
     if resource.key.kind == "Namespace" and reconcile_policy == "DetachOnDelete":
@@ -30,6 +32,8 @@ def is_left(resource: Resource) -> bool:
 
     Secrets with its keys stay then, too: they have no owner reference.
     """
+    if resource.key.kind == "Pipeline":
+        return False
     operator_spec = resource.spec.get("operatorSpec") or {}
     reconcile_policy = operator_spec.get("reconcilePolicy", "Manage")
     return operator_spec.get("deletionPolicy") == "Retain" or reconcile_policy != "Manage"

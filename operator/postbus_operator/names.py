@@ -1,4 +1,4 @@
-"""Names of the objects that belong to a bus.
+"""Names of the objects that belong to a bus or a pipeline.
 
 A resource may have 253 characters with dots, its Services 63 without, a StatefulSet 52: a pod's
 label adds a hyphen and a hash of ten characters to its name. A name that does not fit, or that
@@ -34,6 +34,7 @@ SUFFIXES: Final = (
     "stores",
 )
 STORE: Final = "-store-"
+PIPELINE: Final = "-pipeline"
 
 
 @lru_cache(maxsize=4_096)
@@ -61,6 +62,21 @@ def store_name(bus: str, store: str) -> str:
     if len(name) <= MAX_STATEFUL_SET and HASHED.search(name) is None and STORE not in f"-{store}":
         return name
     return _cut(name, f"{bus}/{store}", MAX_STATEFUL_SET)
+
+
+def pipeline_name(pipeline: str) -> str:
+    """Return the name of a pipeline's objects: Secret, ConfigMap, StatefulSet.
+
+    A Job adds a hyphen and eight characters; no bus has an object of such a name.
+    """
+    name = f"{pipeline}{PIPELINE}"
+    is_clear = LABEL.fullmatch(name) is not None and HASHED.search(pipeline) is None
+    if len(name) <= MAX_STATEFUL_SET and is_clear and STORE not in name:
+        return name
+    readable = re.sub(r"[^a-z0-9]+", "-", pipeline).strip("-").replace(STORE, "-")
+    if not readable[:1].isalpha():
+        readable = f"pipeline-{readable}"
+    return f"{_cut(readable, pipeline, MAX_STATEFUL_SET - len(PIPELINE))}{PIPELINE}"
 
 
 def _cut(readable: str, whole: str, limit: int) -> str:

@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     store_image: str = f"postbus-store:{postbus.__version__}"
     """Image of managed stores. Default: that of this version."""
 
+    pipeline_image: str = f"postbus-pipeline:{postbus.__version__}"
+    """Image of pipelines, for a Pipeline that names none. Default: that of this version."""
+
     image_pull_policy: Literal["IfNotPresent", "Never"] = "IfNotPresent"
     """Whether nodes may pull these images. Default: those that a node lacks."""
 

@@ -1,4 +1,4 @@
-"""`status` of the four kinds, which the operator alone writes.
+"""`status` of all kinds, which the operator alone writes.
 
 Fields that Azure Service Bus has carry its names. `conditions` follow Kubernetes: one entry a type,
 each with the generation of the spec that it was observed for.
@@ -141,3 +141,11 @@ class SubscriptionStatus(EntityStatus):
     message_count: Count | None = None
     count_details: CountDetails | None = None
     rule_count: int | None = None
+
+
+class PipelineStatus(ResourceStatus):
+    """`status` of a Pipeline. `readerGroup`: the group on the bus, once it is there."""
+
+    reader_group: str | None = None
+    exit_code: int | None = None
+    """That of the last run, if it failed."""

@@ -42,6 +42,7 @@ from tests.kube.api_server import (
 )
 from tests.kube.conftest import DEFINITIONS, wait_until_established
 from tests.kube.helm import SYSTEM, Object, Values, helm, rendered
+from tests.kube.pipeline_specs import MINIMAL_PIPELINE
 
 WAIT_S: Final = 60.0
 PLACE: Final = "team-a"
@@ -60,10 +61,16 @@ Grant = tuple[str, str, str]
 
 BUS, ENTITIES = "postbus.dev", ("queues", "topics", "subscriptions")
 UNUSED: Final[dict[str, set[Grant]]] = {
-    "a conflict with another writer": {("get", BUS, each) for each in ("busnamespaces", *ENTITIES)},
+    "a conflict with another writer": {
+        ("get", BUS, each) for each in ("busnamespaces", "pipelines", *ENTITIES)
+    },
     "a broker that deletes idle entities": {("delete", BUS, each) for each in ENTITIES},
     "several brokers": {
         (verb, "policy", "poddisruptionbudgets") for verb in ("get", "create", "patch")
+    },
+    "a bus that answers, for its pipelines": {
+        *(("delete", "apps", "statefulsets"), ("get", "batch", "jobs")),
+        *((verb, "batch", "jobs") for verb in ("create", "patch", "delete")),
     },
 }
 """Rights for what does not happen here, or not always."""
@@ -163,7 +170,9 @@ def has_status(server: ApiServer, kind: str, name: str) -> Any:
 # --- the life of a bus --------------------------------------------------------------------------
 
 
-ENTITY_NAMES: Final = (("Queue", "orders"), ("Topic", "events"), ("Subscription", "billing"))
+ENTITY_NAMES: Final = (
+    ("Queue", "orders"), ("Topic", "events"), ("Subscription", "billing"), ("Pipeline", "prices"),
+)  # fmt: skip
 
 
 def bus(size: str = "1Gi", *, has_policy: bool = True) -> Object:
@@ -182,7 +191,8 @@ def live_through(server: ApiServer) -> None:
     put(server, "Queue", "orders", {"owner": {"name": "shop-bus"}})
     put(server, "Topic", "events", {"owner": {"name": "shop-bus"}})
     put(server, "Subscription", "billing", {"owner": {"name": "events"}})
-    for kind, name in (("Queue", "orders"), ("Topic", "events"), ("Subscription", "billing")):
+    put(server, "Pipeline", "prices", MINIMAL_PIPELINE)
+    for kind, name in ENTITY_NAMES:
         wait_for(
             lambda kind=kind, name=name: has_status(server, kind, name), f"{kind} has a status"
         )

@@ -7,6 +7,7 @@ from typing import Any
 APIS = {
     "Namespace": "postbus.dev/v1alpha1", "Queue": "postbus.dev/v1alpha1",
         "Topic": "postbus.dev/v1alpha1", "Subscription": "postbus.dev/v1alpha1",
+        "Pipeline": "postbus.dev/v1alpha1",
         "Secret": "v1", "StatefulSet": "apps/v1", "PersistentVolumeClaim": "v1"}  # fmt: skip
 
 

@@ -219,7 +219,7 @@ def test_what_a_list_lacks_is_dropped_unless_it_is_newer() -> None:
 
 
 def test_each_kind_has_a_type() -> None:
-    assert set(RESOURCES) == {"Namespace", "Queue", "Topic", "Subscription"}
+    assert set(RESOURCES) == {"Namespace", "Queue", "Topic", "Subscription", "Pipeline"}
     assert set(RECONCILERS) <= set(RESOURCES)
 
 

@@ -146,6 +146,7 @@ def test_names_never_collide_with_those_of_kubernetes() -> None:
         ["sbq"],
         ["sbt"],
         ["sbsub"],
+        ["sbpipe"],
     ]
     for each in names.values():
         # `kubectl delete all --all` must not delete queues.

@@ -217,3 +217,20 @@ def test_queries_run_after_those_that_they_read_in_whatever_order_they_come() ->
 def test_queries_in_a_circle_run_in_their_order() -> None:
     queries = {"price": "select 1 as late from orders", "late": "select price from price"}
     assert ordered_queries(queries) == ["price", "late"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"volumes": [{"claimName": "a", "mountPath": "/lakes"}]}, "lies in none of the volumes"),
+        ({"volumes": [{"claimName": "a", "mountPath": "/lake"}] * 2}, "another volume has /lake"),
+        ({"runtime": {"memory": "512Mi"}}, "must be at least 1Gi"),
+        ({"runtime": {"memory": "2 GB"}}, "pattern"),
+        ({"operatorSpec": {"deletionPolicy": "DeleteIfEmpty"}}, "'Delete' or 'Retain'"),
+    ],
+)
+def test_fields_for_kubernetes_are_checked_on_a_laptop(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    [problem] = changed(tmp_path, lambda spec: spec.update(change))
+    assert said in problem

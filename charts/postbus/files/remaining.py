@@ -9,7 +9,7 @@ import sys
 
 from cluster_api import KINDS, ApiError, ClusterApi
 
-PLURALS = ("busnamespaces", "queues", "topics", "subscriptions")
+PLURALS = ("busnamespaces", "queues", "topics", "subscriptions", "pipelines")
 
 
 def remaining(api: ClusterApi, namespaces: list[str]) -> list[str]:

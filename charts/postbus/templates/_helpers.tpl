@@ -52,6 +52,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- include "postbus.imageReference" (dict "root" . "image" .Values.storeImage "tag" $tag) -}}
 {{- end -}}
 
+{{- define "postbus.pipelineImage" -}}
+{{- $tag := .Values.pipelineImage.tag | default .Values.image.tag | default .Chart.AppVersion -}}
+{{- include "postbus.imageReference" (dict "root" . "image" .Values.pipelineImage "tag" $tag) -}}
+{{- end -}}
+
 {{- define "postbus.pullSecrets" -}}
 {{- with concat .Values.global.imagePullSecrets .Values.image.pullSecrets | uniq -}}
 imagePullSecrets:
@@ -69,22 +74,26 @@ imagePullSecrets:
 {{- define "postbus.rules" -}}
 # Buses and entities: `patch` is for finalizers, `delete` for entities that were idle.
 - apiGroups: [postbus.dev]
-  resources: [busnamespaces]
+  resources: [busnamespaces, pipelines]
   verbs: [get, list, watch, patch]
 - apiGroups: [postbus.dev]
   resources: [queues, topics, subscriptions]
   verbs: [get, list, watch, patch, delete]
 - apiGroups: [postbus.dev]
-  resources: [busnamespaces/status, queues/status, topics/status, subscriptions/status]
+  resources: [busnamespaces/status, queues/status, topics/status, subscriptions/status, pipelines/status]
   verbs: [patch]
-# What a bus consists of. An apply that creates needs `create` and `patch`; what has no `delete`
-# goes with its Namespace.
+# What buses and pipelines consist of. An apply that creates needs `create` and `patch`; what has no `delete`
+# goes with its Namespace or Pipeline.
 - apiGroups: [""]
   resources: [configmaps, services]
   verbs: [get, list, watch, create, patch]
+# A pipeline changes from a StatefulSet to a Job, and from Job to Job.
 - apiGroups: [apps]
   resources: [statefulsets]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
@@ -98,7 +107,7 @@ imagePullSecrets:
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [list, watch, patch, delete]
-# The reason why a pod of a bus does not start.
+# The reason why a pod does not start, and the exit code of a pipeline.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list]
@@ -132,6 +141,8 @@ imagePullSecrets:
   value: {{ include "postbus.image" . }}
 - name: POSTBUS_OPERATOR_STORE_IMAGE
   value: {{ include "postbus.storeImage" . }}
+- name: POSTBUS_OPERATOR_PIPELINE_IMAGE
+  value: {{ include "postbus.pipelineImage" . }}
 - name: POSTBUS_OPERATOR_IMAGE_PULL_POLICY
   value: {{ .Values.image.pullPolicy }}
 - name: POSTBUS_OPERATOR_NAMESPACES

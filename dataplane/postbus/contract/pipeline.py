@@ -1,7 +1,7 @@
 """Kind Pipeline: messages of one source, transformed by Spark, to entities, tables, dead letters.
 
-The runner `postbus-pipeline` reads these models. What one field alone cannot show is checked by
-`pipeline_problems`.
+The runner `postbus-pipeline` and the operator read these models. What one field alone cannot show
+is checked by `pipeline_problems`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from postbus.contract.bulk import GROUP_NAME, GroupKindName
 from postbus.contract.control_messages import SubQueueName
 from postbus.contract.entities import (
     DAY_MS,
+    DnsName,
     DurationMs,
     DurationRange,
     EntityName,
@@ -32,6 +33,11 @@ DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 MAX_SINKS: Final = 100
 DEFAULT_ATTEMPTS: Final = 5
 """Our choice: enough for a lake that is full for some minutes, when a supervisor restarts."""
+
+LEAST_MEMORY_MIB: Final = 1_024
+"""A driver that waits needs about 700 MiB: the JVM, Python, and a worker of Python."""
+
+MEMORY_UNITS: Final = {"Mi": 1, "Gi": 1_024}
 
 Problem: TypeAlias = tuple[tuple[str | int, ...], str]
 """The path of a field, and what is wrong with it."""
@@ -50,7 +56,8 @@ def _folder(path: str) -> str:
 
 
 Folder = Annotated[str, StringConstraints(min_length=1, max_length=1_000), AfterValidator(_folder)]
-ViewName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+VIEW_NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
+ViewName = Annotated[str, StringConstraints(max_length=63, pattern=VIEW_NAME)]
 """Name of a source or an output: a view in SQL."""
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=100_000, strip_whitespace=True)]
@@ -167,7 +174,7 @@ class Sink(Model):
         return self.queue or self.topic
 
 
-# --- the document -------------------------------------------------------------------------------
+# --- trigger, limits, checkpoint ------------------------------------------------------------------
 
 
 class Trigger(Model):
@@ -201,6 +208,56 @@ class Checkpoint(Model):
     path: Folder
 
 
+# --- on Kubernetes ------------------------------------------------------------------------------
+
+
+def _memory(text: str) -> str:
+    if _mib(text) < LEAST_MEMORY_MIB:
+        raise ValueError(f"must be at least {LEAST_MEMORY_MIB // 1_024}Gi")
+    return text
+
+
+def _mib(text: str) -> int:
+    return int(text[:-2]) * MEMORY_UNITS[text[-2:]]
+
+
+class Runtime(Model):
+    """The pod that runs a pipeline: cores of Spark, memory of Java and Python, the image."""
+
+    cores: int = Field(2, ge=1, le=128)
+    memory: Annotated[
+        str,
+        StringConstraints(max_length=10, pattern=r"^[1-9][0-9]*(Mi|Gi)$"),
+        AfterValidator(_memory),
+    ] = "2Gi"
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+
+    @property
+    def memory_mib(self) -> int:
+        """The memory in MiB."""
+        return _mib(self.memory)
+
+
+class Volume(Model):
+    """A PersistentVolumeClaim of the pipeline's cluster namespace, and its folder in the pod."""
+
+    claim_name: DnsName = Field(alias="claimName")
+    mount_path: Folder = Field(alias="mountPath")
+
+    def has(self, path: str) -> bool:
+        """Return whether a folder lies in the volume."""
+        return f"{path}/".startswith(f"{self.mount_path}/")
+
+
+class PipelineOperatorSpec(Model):
+    """`operatorSpec` of a Pipeline. Delete: its reader group goes with it."""
+
+    deletion_policy: Literal["Delete", "Retain"] = Field("Delete", alias="deletionPolicy")
+
+
+# --- the document -------------------------------------------------------------------------------
+
+
 def _one(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     if len(sources) != 1:
         raise ValueError("name one source: several are not available yet")
@@ -214,7 +271,7 @@ def _some(sinks: tuple[Sink, ...]) -> tuple[Sink, ...]:
 
 
 class PipelineSpec(Model):
-    """`spec` of kind Pipeline."""
+    """`spec` of kind Pipeline. `suspend` and what follows are for Kubernetes alone."""
 
     owner: Owner | None = None
     sources: Annotated[tuple[Source, ...], AfterValidator(_one)]
@@ -223,6 +280,10 @@ class PipelineSpec(Model):
     trigger: Trigger
     limits: Limits = Limits()
     checkpoint: Checkpoint
+    suspend: bool = False
+    runtime: Runtime = Runtime()
+    volumes: tuple[Volume, ...] = Field((), max_length=16)
+    operator_spec: PipelineOperatorSpec = Field(PipelineOperatorSpec(), alias="operatorSpec")
 
     @property
     def source(self) -> Source:
@@ -254,7 +315,12 @@ class PipelineDocument(Model):
 def pipeline_problems(document: PipelineDocument) -> list[Problem]:
     """Return what is wrong with the fields of a document together."""
     spec = document.spec
-    found = [*_name_problems(spec), *_sink_problems(spec), *_path_problems(spec)]
+    found = [
+        *_name_problems(spec),
+        *_sink_problems(spec),
+        *_path_problems(spec),
+        *_volume_problems(spec),
+    ]
     names = [document.group, *(document.writer(sink) for sink in spec.sinks if sink.entity)]
     if not all(re.fullmatch(GROUP_NAME, name) for name in names):
         message = "too long for a reader group and its writers: name a shorter one with readerGroup"
@@ -348,3 +414,20 @@ def _path_problems(spec: PipelineSpec) -> Iterator[Problem]:
                     f"{owner} has {other}: give each a folder of its own",
                 )
         taken.append((path, f"the sink from {sink.origin}"))
+
+
+def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
+    """Yield folders that are mounted twice, and tables that would go with their pod."""
+    taken: set[str] = set()
+    for at, volume in enumerate(spec.volumes):
+        if volume.mount_path in taken:
+            message = f"another volume has {volume.mount_path}: give each a folder of its own"
+            yield ("spec", "volumes", at, "mountPath"), message
+        taken.add(volume.mount_path)
+    for at, sink in enumerate(spec.sinks):
+        if sink.table is None or not spec.volumes:
+            continue
+        path = sink.table.path
+        if not any(volume.has(path) for volume in spec.volumes):
+            message = "lies in none of the volumes: give it a folder below one of their mountPath"
+            yield ("spec", "sinks", at, "table", "path"), message

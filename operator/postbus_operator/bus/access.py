@@ -100,7 +100,7 @@ def _everything(cache: Cache, bus: Resource) -> list[Key]:
 
 
 def _of_paths(cache: Cache, bus: Resource, paths: Collection[str]) -> set[Key]:
-    """Return the resources that stand for entities, forward to them, or count them."""
+    """Return the resources that stand for entities, use them, or count them."""
     found: set[Key] = set()
     for path in paths:
         if path == BUS_PATH:
@@ -112,6 +112,7 @@ def _of_paths(cache: Cache, bus: Resource, paths: Collection[str]) -> set[Key]:
             name = subscription_name(path)
             for topic in topics:
                 found |= {topic.key, *(each.key for each in cache.named(topic.key, name))}
+            found |= {each.key for each in cache.forwarding_to(bus.key, path)}
         else:
             found |= {each.key for each in cache.named(bus.key, path)}
             found |= {each.key for each in cache.forwarding_to(bus.key, path)}

@@ -36,6 +36,7 @@ from postbus.contract.control import (
     TopicDescription,
 )
 from postbus.contract.control_counts import EntityCountsPage
+from postbus.contract.control_groups import CreateReaderGroup, OfReaderGroup, ReaderGroupList
 from postbus_operator.bus.entity_paths import EntityPath
 from postbus_operator.context import LeadershipLost, StillLeads
 from postbus_operator.outcome import BackendUnavailable
@@ -147,6 +148,20 @@ class BusControl:
         """Restore a deleted entity with its messages."""
         return _read(Applied, await self.ask("POST", f"/v1/deleted/{entity_id}/restore"))
 
+    # --- reader groups --------------------------------------------------------------------------
+
+    async def reader_groups(self) -> ReaderGroupList:
+        """Return all reader groups, without those of partitions that are unavailable."""
+        return _read(ReaderGroupList, await self.ask("GET", "/v1/reader-groups"))
+
+    async def create_reader_group(self, group: CreateReaderGroup) -> None:
+        """Create a reader group, or leave one that is there where it is."""
+        await self.ask("POST", "/v1/reader-groups/create", _body(group))
+
+    async def delete_reader_group(self, group: OfReaderGroup) -> None:
+        """Delete a reader group: what it kept goes, what it held off may be received."""
+        await self.ask("POST", "/v1/reader-groups/delete", _body(group))
+
     # --- requests -------------------------------------------------------------------------------
 
     async def ask(
@@ -249,6 +264,10 @@ def _read(model: type[M], answer: object) -> M:
             f"the operator cannot read the answer of the bus ({field}: {problem['msg']}): run"
             " brokers and operator of one version"
         ) from None
+
+
+def _body(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _condition(version: int | None, *, is_put: bool = False) -> dict[str, str]:

@@ -23,6 +23,7 @@ from postbus_operator.conditions import timestamp
 from postbus_operator.crds import GROUP, VERSION
 from postbus_operator.finalizers import is_left
 from postbus_operator.keys.rules import KeyPair, Problem, Side, visible
+from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Key, Resource
 
 BINDING_TYPE: Final = "servicebinding.io/postbus"
@@ -111,8 +112,12 @@ def labels() -> dict[str, str]:
 def secret_name(key: Key, rule: str) -> str:
     """Return the name of a rule's Secret: `orders-queue-worker`, `shop-bus-root`.
 
+    That of a pipeline's only rule is `price-orders-pipeline`.
+
     What is no name in Kubernetes, or is too long, gets a hash, so that names stay different.
     """
+    if key.kind == "Pipeline":
+        return pipeline_name(key.name)
     word = ROOT_WORD if rule == ROOT_RULE_NAME else rule
     is_plain = re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", word) is not None
     if not is_plain or rule == ROOT_WORD or NAMES_OF_THE_BUS.search(word):
@@ -141,7 +146,8 @@ def wanted_secrets(
 
     `hidden_since`: since when the Secrets hide the key that a rotation renews.
     """
-    entity = None if resource.key.kind == "Namespace" else resource.entity_name
+    is_of_bus = resource.key.kind in {"Namespace", "Pipeline"}
+    entity = None if is_of_bus else resource.entity_name
     found = {}
     for rule in rules:
         name = secret_name(resource.key, rule.name)

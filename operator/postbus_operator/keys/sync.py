@@ -74,7 +74,9 @@ async def sync_keys(
     *,
     is_new: bool = False,
 ) -> KeysResult:
-    """Make rules and Secrets those that a Namespace, Queue or Topic wants.
+    """Make rules and Secrets those that a Namespace, Queue, Topic or Pipeline wants.
+
+    Rules of a Pipeline are of its bus, since its key is for several entities.
 
     The entity exists; `is_new`: it was just created, without rules. Raises `BackendUnavailable`,
     `LeadershipLost` and `ApiError`.
@@ -100,7 +102,7 @@ async def sync_keys(
 def _forget_gone(context: Context, session: BusSession) -> None:
     """Drop what is remembered of resources that are gone, once there are more than exist."""
     known = session.synced_keys
-    if len(known) > sum(map(context.cache.count, ("Namespace", *ENTITY_WORDS))):
+    if len(known) > sum(map(context.cache.count, ("Namespace", "Pipeline", *ENTITY_WORDS))):
         for key in [each for each in known if context.cache.get(each) is None]:
             del known[key]
 

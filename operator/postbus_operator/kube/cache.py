@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final, NamedTuple
 
+from postbus.contract.entities import subscription_path
 from postbus_operator.annotations import BUS_LABEL, RESOURCE
 from postbus_operator.crds import GROUP
 from postbus_operator.kube.resource_types import (
@@ -154,14 +155,16 @@ class Cache:
 
         Queues and topics share their names; a name is the same in upper and lower case.
         """
-        if resource.owner is None:
+        if resource.owner is None or not _has_entity(resource):
             return [resource]
         keys = self._by_name.get((resource.owner, resource.entity_name.lower()), set())
         found = [self._resources[key] for key in keys - {resource.key}]
         return sorted((resource, *found), key=lambda each: (each.created_at, each.key))
 
     def forwarders_to(self, resource: Resource) -> list[Resource]:
-        """Return the resources of the same bus that forward to the entity of this one."""
+        """Return the resources of the same bus that use the entity of this one, as `forwarding_to`
+        does.
+        """
         bus = self.bus_of(resource)
         found = self._sorted(self._by_target.get(resource.entity_name.lower(), ()))
         return [each for each in found if self.bus_of(each) == bus and each.key != resource.key]
@@ -175,7 +178,10 @@ class Cache:
         return self._sorted(self._by_name.get((owner, name.lower()), ()))
 
     def forwarding_to(self, bus: Key, name: str) -> list[Resource]:
-        """Return the resources of a bus that forward to the entity of a name."""
+        """Return the resources of a bus that forward to an entity, and pipelines that use it.
+
+        `name` of a subscription is its path.
+        """
         found = self._sorted(self._by_target.get(name.lower(), ()))
         return [each for each in found if self.bus_of(each) == bus]
 
@@ -225,7 +231,8 @@ class Cache:
         self._by_kind[key.kind][key] = resource
         if resource.owner is not None:
             self._by_owner[resource.owner].add(key)
-            self._by_name[resource.owner, resource.entity_name.lower()].add(key)
+            if _has_entity(resource):
+                self._by_name[resource.owner, resource.entity_name.lower()].add(key)
         for target in _targets(resource):
             self._by_target[target].add(key)
         for secret in secrets_of(resource):
@@ -238,7 +245,8 @@ class Cache:
         del self._resources[key], self._by_kind[key.kind][key]
         if resource.owner is not None:
             _discard(self._by_owner, resource.owner, key)
-            _discard(self._by_name, (resource.owner, resource.entity_name.lower()), key)
+            if _has_entity(resource):
+                _discard(self._by_name, (resource.owner, resource.entity_name.lower()), key)
         for target in _targets(resource):
             _discard(self._by_target, target, key)
         for secret in secrets_of(resource):
@@ -302,8 +310,27 @@ def _secret_names(value: Any, field: str = "") -> Iterator[str]:
             yield from _secret_names(each, field)
 
 
+def _has_entity(resource: Resource) -> bool:
+    """Return whether the resource stands for an entity; a pipeline only uses some."""
+    return resource.key.kind != "Pipeline"
+
+
 def _targets(resource: Resource) -> set[str]:
+    if resource.key.kind == "Pipeline":
+        return {path.lower() for path in entities_of(resource)}
     return {resource.spec[name].lower() for name in FORWARDS if resource.spec.get(name)}
+
+
+def entities_of(pipeline: Resource) -> list[str]:
+    """Return the paths of the entities that a pipeline reads and writes: its source first."""
+    parts = [*pipeline.spec.get("sources", ()), *pipeline.spec.get("sinks", ())]
+    found = [
+        subscription_path(each["topic"], each["subscription"])
+        if "subscription" in each
+        else each.get("queue") or each.get("topic")
+        for each in parts
+    ]
+    return list(dict.fromkeys(path for path in found if path))
 
 
 def _discard(index: defaultdict[Any, set[Any]], name: Any, key: Any) -> None:

@@ -39,6 +39,7 @@ SECRETS: Final = ResourceType("", "v1", "secrets", "Secret")
 SERVICES: Final = ResourceType("", "v1", "services", "Service")
 VOLUME_CLAIMS: Final = ResourceType("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 STATEFUL_SETS: Final = ResourceType("apps", "v1", "statefulsets", "StatefulSet")
+JOBS: Final = ResourceType("batch", "v1", "jobs", "Job")
 DISRUPTION_BUDGETS: Final = ResourceType(
     "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"
 )
@@ -61,10 +62,11 @@ CHILDREN: Final = (
     SERVICES,
     VOLUME_CLAIMS,
     STATEFUL_SETS,
+    JOBS,
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
 )
-"""Types of objects that the operator makes for a bus, or that belong to one."""
+"""Types of objects that the operator makes for a bus or pipeline, or that belong to a bus."""
 
 _BY_NAME: Final = {
     (each.api_version, each.kind): each

@@ -54,6 +54,8 @@ def _of_resource(cache: Cache, change: Change) -> set[Key]:
     some = after or before
     assert some is not None
     found = {some.key}
+    if some.key.kind == "Pipeline":
+        return found | _rivals(cache, some, before, after)
     if _shown_to_others(before) == _shown_to_others(after):
         return found
     for owned in cache.owned_by(some.key):
@@ -69,6 +71,21 @@ def _of_resource(cache: Cache, change: Change) -> set[Key]:
     if owner is not None and owner.is_deleting:
         found.add(owner.key)
     return found
+
+
+def _rivals(
+    cache: Cache, some: Resource, before: Resource | None, after: Resource | None
+) -> set[Key]:
+    """Return the pipelines that may wait for a reader group or a folder of the changed one."""
+    if before is not None and after is not None:
+        shown = [(each.uid, each.generation, each.is_deleting) for each in (before, after)]
+        if shown[0] == shown[1]:
+            return set()
+    return {
+        each.key
+        for each in cache.of_kind("Pipeline")
+        if each.owner == some.owner or each.key.namespace == some.key.namespace
+    }
 
 
 def _shown_to_others(resource: Resource | None) -> tuple[Any, ...]:

@@ -82,21 +82,24 @@ def claim_size(stateful_set: Json, claim: str) -> str | None:
     return None
 
 
-def pod_trouble(pods: Iterable[Json]) -> PodTrouble | None:
-    """Return the first reason why a pod does not start; None: none is known."""
+def pod_trouble(pods: Iterable[Json], image_field: str = "operatorSpec.image") -> PodTrouble | None:
+    """Return the first reason why a pod does not start; None: none is known.
+
+    `image_field`: the field of the spec that chooses the image.
+    """
     for pod in pods:
         status = pod.get("status", {})
         for condition in status.get("conditions", ()):
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
                 return PodTrouble(f"no node takes the pod: {condition.get('message', '')}")
         for container in status.get("containerStatuses", ()):
-            found = _container_trouble(container)
+            found = _container_trouble(container, image_field)
             if found is not None:
                 return found
     return None
 
 
-def _container_trouble(container: Json) -> PodTrouble | None:
+def _container_trouble(container: Json, image_field: str) -> PodTrouble | None:
     waiting = container.get("state", {}).get("waiting", {})
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get(
         "terminated"
@@ -104,7 +107,7 @@ def _container_trouble(container: Json) -> PodTrouble | None:
     reason = waiting.get("reason", "")
     if reason in IMAGE_WAITS:
         image = container.get("image", "")
-        return PodTrouble(f"image {image}: {reason}; load it, or set operatorSpec.image")
+        return PodTrouble(f"image {image}: {reason}; load it, or set {image_field}")
     is_failing = reason in FAILED_WAITS or (not container.get("ready") and ended is not None)
     if not is_failing:
         return None

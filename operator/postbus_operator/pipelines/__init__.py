@@ -1,0 +1,1 @@
+"""Pipelines: reader group, key, and the workload that runs the document."""

@@ -1,0 +1,64 @@
+"""The status of a pipeline in the making: begins with the former one. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from postbus_operator.conditions import Conditions, ConditionStatus
+from postbus_operator.objects import Resource
+from postbus_operator.outcome import Event, Outcome
+from postbus_operator.status import Binding, PipelineStatus
+
+WAITING_RETRY_S: Final = 30.0
+"""Looks without an event at what waits for another object; it is woken by that one."""
+
+
+class PipelineDraft:
+    """What a look finds out; conditions that it does not reach stay as they were."""
+
+    def __init__(self, resource: Resource, now: datetime) -> None:
+        status = resource.status
+        self.reader_group: str | None = status.get("readerGroup")
+        self.exit_code: int | None = None
+        self.binding: str | None = status.get("binding", {}).get("name")
+        self._resource = resource
+        self._conditions = Conditions(status.get("conditions", ()), resource.generation, now)
+        self._conditions.keep_former()
+        for type in ("Reconciling", "Stalled", "DeletionBlocked"):
+            self.set(type, "False", "Unknown", "")
+
+    def set(self, type: str, status: ConditionStatus, reason: str, message: str) -> None:
+        """Set a condition; the last one of a type counts."""
+        self._conditions.set(type, status, reason, message)
+
+    def waits(self, type: str, reason: str, message: str, ready: str) -> Outcome:
+        """Return the outcome for a pipeline that waits for another object."""
+        self.set(type, "False", reason, message)
+        self.set("Ready", "False", ready, message)
+        self.set("Reconciling", "True", ready, message)
+        return self.outcome(retry_s=WAITING_RETRY_S)
+
+    def paused(self) -> Outcome:
+        """Return the outcome for a pipeline that is left alone."""
+        ready = self._conditions.status_of("Ready") or "Unknown"
+        self.set("Ready", ready, "Paused", "the resource is paused")
+        return self.outcome()
+
+    def blocked(self, reason: str, message: str, retry_s: float) -> Outcome:
+        """Return the outcome for a deletion that waits."""
+        self.set("Ready", "False", "Deleting", message)
+        self.set("DeletionBlocked", "True", reason, message)
+        return self.outcome(retry_s=retry_s)
+
+    def outcome(self, *events: Event, retry_s: float | None = None) -> Outcome:
+        """Return the outcome of the look."""
+        status = PipelineStatus(
+            observed_generation=self._resource.generation,
+            conditions=self._conditions.all(),
+            binding=None if self.binding is None else Binding(name=self.binding),
+            reader_group=self.reader_group,
+            exit_code=self.exit_code,
+        )
+        has_finalizer = not self._resource.is_released_by_force
+        return Outcome(status, has_finalizer=has_finalizer, retry_s=retry_s, events=events)

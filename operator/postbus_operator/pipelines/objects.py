@@ -1,0 +1,83 @@
+"""Objects of a pipeline on the API server: written if they differ, ended, and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from postbus_operator.children.bus import Json
+from postbus_operator.children.comparison import is_current, with_digest
+from postbus_operator.context import Context
+from postbus_operator.kube.api import Invalid, NotFound
+from postbus_operator.kube.cache import owners_of
+from postbus_operator.kube.resource_types import JOBS, PODS, STATEFUL_SETS, type_of
+from postbus_operator.kube.slimming import slim
+from postbus_operator.objects import Resource
+from postbus_operator.outcome import SpecInvalid
+from postbus_operator.pipelines.workloads import is_suspended, labels_of, suspension
+
+Found = Mapping[str, Any]
+
+
+def workloads_of(context: Context, resource: Resource) -> list[Found]:
+    """Return the StatefulSet and the Jobs of a pipeline."""
+    cache, namespace = context.cache, resource.key.namespace
+    found = [
+        cache.find(*key) for type in (STATEFUL_SETS, JOBS) for key in cache.keys_of(type, namespace)
+    ]
+    return [each for each in found if each is not None and resource.key in owners_of(each)]
+
+
+async def put(context: Context, resource: Resource, wanted: Json) -> Found:
+    """Apply an object unless it is as wanted; return it. Of a Job only `suspend` can be changed.
+
+    Raises SpecInvalid if the name is taken, or the API server does not accept the object.
+    """
+    wanted = with_digest(wanted)
+    type, name, namespace = type_of(wanted), wanted["metadata"]["name"], resource.key.namespace
+    observed = context.cache.find(type, namespace, name)
+    if observed is None:
+        with suppress(NotFound):
+            observed = slim(await context.api.get(type, namespace, name))
+    if observed is not None:
+        if resource.key not in owners_of(observed):
+            text = f"{type.kind} {name} exists and is not of this pipeline: rename or delete it"
+            raise SpecInvalid("NameTaken", text)
+        if is_current(observed, wanted):
+            return observed
+        if type is JOBS:
+            change: Json = {"spec": {"suspend": wanted["spec"]["suspend"]}}
+            is_same = is_suspended(observed) == is_suspended(wanted)
+            return observed if is_same else await context.api.patch(type, namespace, name, change)
+    try:
+        return await context.api.apply(wanted)
+    except Invalid as error:
+        raise SpecInvalid("InvalidSpec", f"{type.kind} {name}: {error.message}") from None
+
+
+async def stop(context: Context, resource: Resource) -> list[Found]:
+    """Let the pods of a pipeline end after their batch; return its workloads."""
+    found = []
+    for each in workloads_of(context, resource):
+        if not is_suspended(each):
+            type, name = type_of(each), each["metadata"]["name"]
+            each = await context.api.patch(type, resource.key.namespace, name, suspension(each))
+        found.append(each)
+    return found
+
+
+async def remove_others(context: Context, resource: Resource, kept: Found) -> None:
+    """Delete the workloads of former documents."""
+    for each in workloads_of(context, resource):
+        metadata = each["metadata"]
+        if metadata["uid"] != kept["metadata"]["uid"]:
+            await context.api.delete(
+                type_of(each), metadata["namespace"], metadata["name"], uid=metadata["uid"]
+            )
+
+
+async def pods_of(context: Context, resource: Resource) -> list[Json]:
+    """Return the pods of a pipeline, also those that have ended."""
+    labels = ",".join(f"{name}={value}" for name, value in labels_of(resource).items())
+    return [each async for each in context.api.list(PODS, resource.key.namespace, labels=labels)]

@@ -1,0 +1,163 @@
+"""Reconciler of pipelines: reader group, key, document, and the workload that runs it."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from postbus.client.control import RequestRefused
+from postbus.contract.control_groups import CreateReaderGroup
+from postbus.contract.pipeline import PipelineDocument, Problem, pipeline_problems
+from postbus_operator.bus.refusals import has_moved_on, spec_invalid
+from postbus_operator.bus.session import BusSession
+from postbus_operator.context import Context
+from postbus_operator.entities.owners import NoOwner, owner_of
+from postbus_operator.kube.cache import entities_of
+from postbus_operator.kube.resource_types import SECRETS
+from postbus_operator.names import pipeline_name
+from postbus_operator.objects import Resource
+from postbus_operator.outcome import BackendUnavailable, Outcome, SpecInvalid
+from postbus_operator.pipelines.draft import PipelineDraft
+from postbus_operator.pipelines.keys import sync_key
+from postbus_operator.pipelines.objects import pods_of, put, remove_others, stop
+from postbus_operator.pipelines.releasing import release_pipeline
+from postbus_operator.pipelines.rivals import check_rivals, document_of
+from postbus_operator.pipelines.runs import is_steady, run_of
+from postbus_operator.pipelines.workloads import Driver, objects_of
+
+
+async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
+    """Look once at a Pipeline."""
+    if resource.is_deleting:
+        return await release_pipeline(context, resource)
+    draft = PipelineDraft(resource, context.now())
+    if resource.is_paused:
+        return draft.paused()
+    if resource.spec.get("suspend"):  # also while the bus does not answer
+        await stop(context, resource)
+    document = _valid_document(resource)
+    check_rivals(resource, document, context.cache.of_kind("Pipeline"))
+    draft.set("Valid", "True", "Accepted", "the spec is valid")
+    owner = owner_of(resource, context.cache.get, context.cache.labels_of_namespace)
+    if isinstance(owner, NoOwner):
+        return draft.waits("OwnerResolved", owner.reason, owner.message, "OwnerNotReady")
+    if owner.bus.key.namespace != resource.key.namespace:
+        # Its key is for all entities: whoever may make entities elsewhere gets none of these.
+        text = (
+            f"a pipeline can read every entity of {owner.bus.key}: create it in the cluster"
+            f" namespace {owner.bus.key.namespace}"
+        )
+        return draft.waits("OwnerResolved", "NotPermitted", text, "OwnerNotReady")
+    draft.set("OwnerResolved", "True", "Resolved", f"belongs to {owner.bus.key}")
+    session: BusSession | None = await context.buses.of(owner.bus)
+    if session is None or session.trouble is not None:
+        raise context.buses.failure_of(owner.bus)
+    missing = _missing(context, session, owner.bus, resource)
+    if missing is not None:
+        return draft.waits("EntitiesResolved", "NotReady", missing, "EntityNotReady")
+    draft.set("EntitiesResolved", "True", "Resolved", "all entities are on the bus")
+    await _ensure_group(session, document)
+    draft.reader_group = document.group
+    keys = await sync_key(context, session, owner.bus, resource, document.spec)
+    if keys.condition is None or keys.condition[0] != "True" or keys.binding is None:
+        _, reason, message = keys.condition or ("False", "SourceMissing", "there is no key")
+        return draft.waits("SecretsSynced", reason, message, "KeyNotReady")
+    draft.set("SecretsSynced", *keys.condition)
+    draft.binding = keys.binding.name
+    await _run(context, resource, document, draft)
+    return draft.outcome(*keys.events, retry_s=keys.retry_s)
+
+
+# --- the spec -----------------------------------------------------------------------------------
+
+
+def _valid_document(resource: Resource) -> PipelineDocument:
+    """Return the document. Raises SpecInvalid with all that is wrong."""
+    try:
+        document = document_of(resource)
+    except ValidationError as error:
+        problems = [
+            (each["loc"], str(each["msg"]).removeprefix("Value error, "))
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise SpecInvalid("InvalidSpec", _listed(problems)) from None
+    found = pipeline_problems(document)
+    if found:
+        raise SpecInvalid("InvalidSpec", _listed(found))
+    return document
+
+
+def _listed(problems: list[Problem]) -> str:
+    return "; ".join(f"{'.'.join(map(str, place))}: {text}" for place, text in problems)
+
+
+# --- the bus ------------------------------------------------------------------------------------
+
+
+def _missing(
+    context: Context, session: BusSession, bus: Resource, resource: Resource
+) -> str | None:
+    """Return what is said of the first entity that is not on the bus; None: all are."""
+    for path in entities_of(resource):
+        if session.view.find(path) is None:
+            return f"there is no {path} on {bus.key}: create it, or correct the spec"
+        for each in context.cache.named(bus.key, path):
+            ready = {cond["type"]: cond for cond in each.status.get("conditions", ())}.get("Ready")
+            if ready is not None and ready["status"] == "False":
+                return f"{each.key} is not ready: {ready['message']}"
+    return None
+
+
+async def _ensure_group(session: BusSession, document: PipelineDocument) -> None:
+    """Create the reader group unless it is there: from then on it keeps its messages."""
+    source = document.spec.source
+    listed = await session.control.reader_groups()
+    wanted = (source.entity.lower(), source.sub_queue, document.group)
+    for each in listed.items:
+        if (each.entity.lower(), each.sub_queue, each.name) == wanted:
+            if each.kind == source.mode:
+                return
+            raise SpecInvalid(
+                "GroupKindDiffers",
+                f"the reader group {each.name} of {each.entity} is a {each.kind}, and mode is"
+                f" {source.mode}: create another Pipeline with another readerGroup",
+            )
+    if listed.unavailable_partitions:
+        raise BackendUnavailable("partitions of the bus are unavailable, and perhaps the group's")
+    group = CreateReaderGroup(
+        entity=source.entity, sub_queue=source.sub_queue, name=document.group, kind=source.mode
+    )
+    try:
+        await session.control.create_reader_group(group)
+    except RequestRefused as error:
+        if has_moved_on(error):
+            raise BackendUnavailable(f"the entity is being changed: {error.detail}") from None
+        raise spec_invalid(error) from error
+
+
+# --- objects ------------------------------------------------------------------------------------
+
+
+async def _run(
+    context: Context, resource: Resource, document: PipelineDocument, draft: PipelineDraft
+) -> None:
+    """Apply the objects, and note what the cluster says of them."""
+    settings, namespace = context.settings, resource.key.namespace
+    secret = context.cache.find(SECRETS, namespace, pipeline_name(resource.key.name))
+    driver = Driver(
+        resource,
+        document,
+        document.spec.runtime.image or settings.pipeline_image,
+        settings.image_pull_policy,
+        {} if secret is None else secret["data"],
+    )
+    *others, wanted = objects_of(driver)
+    for each in others:
+        await put(context, resource, each)
+    workload = await put(context, resource, wanted)
+    await remove_others(context, resource, workload)
+    pods = [] if is_steady(workload) else await pods_of(context, resource)
+    run = run_of(workload, pods)
+    draft.set("Ready", run.status, run.reason, run.message)
+    if run.also is not None:
+        draft.set(run.also, "True", run.reason, run.message)
+    draft.exit_code = run.exit_code

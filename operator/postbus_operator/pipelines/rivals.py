@@ -1,0 +1,103 @@
+"""Pipelines that would read with one reader group, or note in one folder. Pure.
+
+The earlier one has it. The bus would end one of two drivers only while both run, and in the folder
+of another checkpoint Spark finds a foreign query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from postbus.contract.pipeline import PipelineDocument, Volume
+from postbus.contract.resources import API_VERSION
+from postbus_operator.objects import Key, Resource
+from postbus_operator.outcome import SpecInvalid
+
+NEXT_STEP: Final = "or delete one of them"
+
+
+def document_of(resource: Resource) -> PipelineDocument:
+    """Return a resource as the document that it is. Raises ValidationError."""
+    found: Mapping[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": resource.key.kind,
+        "metadata": {"name": resource.key.name, "namespace": resource.key.namespace},
+        "spec": resource.spec,
+    }
+    return PipelineDocument.model_validate(found)
+
+
+def check_rivals(
+    resource: Resource, document: PipelineDocument, others: Iterable[Resource]
+) -> None:
+    """Raise SpecInvalid if an earlier pipeline has the reader group or the folder."""
+    for other in sorted(others, key=_age):
+        if other.is_deleting or _age(other) >= _age(resource):
+            continue
+        known = _readable(other)
+        if known is None:
+            continue
+        if group_of(other, known) == group_of(resource, document):
+            raise SpecInvalid(
+                "GroupTaken",
+                f"{other.key} reads {document.spec.source.entity} with the reader group"
+                f" {document.group}: set another readerGroup, {NEXT_STEP}",
+            )
+        if _is_shared(_folder_of(other, known), _folder_of(resource, document)):
+            raise SpecInvalid(
+                "CheckpointTaken",
+                f"{other.key} has its checkpoint in {document.spec.checkpoint.path} of the same"
+                f" volume: set another checkpoint.path, {NEXT_STEP}",
+            )
+
+
+def is_group_shared(resource: Resource, others: Iterable[Resource]) -> bool:
+    """Return whether another pipeline stands for the reader group, too."""
+    document = _readable(resource)
+    return document is not None and any(
+        group_of(other, known) == group_of(resource, document)
+        for other in others
+        if other.key != resource.key and not other.is_deleting
+        if (known := _readable(other)) is not None
+    )
+
+
+def group_of(resource: Resource, document: PipelineDocument) -> tuple[Key | None, str, str, str]:
+    """Return what identifies the reader group: bus, entity, sub-queue, name."""
+    source = document.spec.source
+    return resource.owner, source.entity.lower(), source.sub_queue, document.group
+
+
+def _age(resource: Resource) -> tuple[datetime, str]:
+    return resource.created_at, resource.uid
+
+
+def _readable(resource: Resource) -> PipelineDocument | None:
+    try:
+        return document_of(resource)
+    except ValidationError:  # it has a condition of its own
+        return None
+
+
+def _folder_of(resource: Resource, document: PipelineDocument) -> tuple[str, str, str] | None:
+    """Return cluster namespace, claim, and folder in it of the checkpoint; None: in no claim."""
+    path = document.spec.checkpoint.path
+    volume: Volume | None = max(
+        (each for each in document.spec.volumes if each.has(path)),
+        key=lambda each: len(each.mount_path),
+        default=None,
+    )
+    if volume is None:
+        return None
+    return resource.key.namespace, volume.claim_name, f"{path[len(volume.mount_path) :]}/"
+
+
+def _is_shared(one: tuple[str, str, str] | None, other: tuple[str, str, str] | None) -> bool:
+    """Return whether two folders are the same, or one lies in the other."""
+    if one is None or other is None or one[:2] != other[:2]:
+        return False
+    return one[2].startswith(other[2]) or other[2].startswith(one[2])

@@ -1,0 +1,282 @@
+"""Objects of a pipeline: the ConfigMap of its document, and the StatefulSet or Job that runs it.
+
+Pure. A continuous pipeline is a StatefulSet of one, since two drivers of a group would end each
+other. One that runs once is a Job whose name has a digest of the document: its template cannot be
+changed, and another document is another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from postbus.contract.operator_spec import ResourceAmounts, Resources
+from postbus.contract.pipeline import PipelineDocument
+from postbus.contract.resources import API_VERSION
+from postbus_operator.annotations import COMPONENT_LABEL, MANAGED_BY_LABEL
+from postbus_operator.children.bus import NAME_LABEL, OPERATOR_NAME, Json
+from postbus_operator.children.pods import (
+    container_base,
+    empty_volume,
+    mount,
+    pod_base,
+    secret_volume,
+)
+from postbus_operator.names import pipeline_name
+from postbus_operator.objects import Resource
+
+PIPELINE: Final = "pipeline"
+PIPELINE_LABEL: Final = "postbus.dev/pipeline"
+DOCUMENT_ANNOTATION: Final = "postbus.dev/document"
+CONNECTION_ANNOTATION: Final = "postbus.dev/connection"
+
+DOCUMENT: Final = "/etc/postbus/pipeline"
+DOCUMENT_FILE: Final = "pipeline.yaml"
+CONNECTION: Final = "/etc/postbus/connection"
+CONNECTION_FILE: Final = "connectionString"
+AUTHORITY_FILE: Final = "ca.crt"
+TMP: Final = "/tmp"
+
+GRACE_S: Final = 120
+"""Time for the batch that runs to end. Our choice: one that is killed is repeated."""
+
+STEADY_S: Final = 30
+"""Time that a driver must run to count as available. Spark and the check of the queries take about
+ten seconds on a free machine; what is wrong with configuration is found in them."""
+
+HEAP_SHARE: Final = 3
+"""A third of the memory is Java's heap: 512 MiB of 1.5 GiB. The rest is for the JVM itself, Python
+and its workers, and the buffers of Arrow."""
+
+RETRIES: Final = 6
+"""Retries of a Job, with pauses of 10 s to 6 min: Kubernetes' default."""
+
+FINAL_CODES: Final = (10, 20)
+"""Exit codes of `postbus-pipeline` after which another attempt ends in the same way."""
+
+NOT_OF_THE_RUN: Final = ("suspend", "operatorSpec")
+"""Fields of a spec that change nothing of what a run does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A pipeline as its objects are made from it.
+
+    `connection`: digests of the values of its Secret, by key.
+    """
+
+    resource: Resource
+    document: PipelineDocument
+    image: str
+    pull_policy: str
+    connection: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The name of its objects, except Jobs."""
+        return pipeline_name(self.resource.key.name)
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether it runs without an end."""
+        return self.document.spec.trigger.once is None
+
+    @property
+    def digest(self) -> str:
+        """The digest of what a run does."""
+        spec = self.resource.spec
+        counted = {name: each for name, each in spec.items() if name not in NOT_OF_THE_RUN}
+        return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def job_name(self) -> str:
+        """The name of the Job for this document."""
+        return f"{self.name}-{self.digest}"
+
+
+def labels_of(resource: Resource) -> dict[str, str]:
+    """Return the labels of a pipeline's pods."""
+    name = pipeline_name(resource.key.name)
+    return {NAME_LABEL: "postbus", COMPONENT_LABEL: PIPELINE, PIPELINE_LABEL: name}
+
+
+def objects_of(driver: Driver) -> list[Json]:
+    """Return all objects but the Secret, in the order in which they are applied."""
+    return [_document(driver), _stateful_set(driver) if driver.is_continuous else _job(driver)]
+
+
+def _metadata(driver: Driver, name: str) -> Json:
+    resource = driver.resource
+    return {
+        "name": name,
+        "namespace": resource.key.namespace,
+        "labels": {**labels_of(resource), MANAGED_BY_LABEL: OPERATOR_NAME},
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": resource.key.kind,
+                "name": resource.key.name,
+                "uid": resource.uid,
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ],
+    }
+
+
+def _document(driver: Driver) -> Json:
+    key = driver.resource.key
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": key.kind,
+        "metadata": {"name": key.name, "namespace": key.namespace},
+        "spec": driver.resource.spec,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(driver, driver.name),
+        "data": {DOCUMENT_FILE: json.dumps(document, indent=2) + "\n"},
+    }
+
+
+def _stateful_set(driver: Driver) -> Json:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _metadata(driver, driver.name),
+        "spec": {
+            "replicas": 0 if driver.document.spec.suspend else 1,
+            "serviceName": driver.name,
+            "podManagementPolicy": "Parallel",
+            "minReadySeconds": STEADY_S,
+            "revisionHistoryLimit": 2,
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}},
+            "selector": {"matchLabels": labels_of(driver.resource)},
+            "template": _template(driver),
+        },
+    }
+
+
+def _job(driver: Driver) -> Json:
+    template = _template(driver)
+    template["spec"]["restartPolicy"] = "Never"
+    is_final = {"containerName": PIPELINE, "operator": "In", "values": list(FINAL_CODES)}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(driver, driver.job_name),
+        "spec": {
+            "suspend": driver.document.spec.suspend,
+            "backoffLimit": RETRIES,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "FailJob", "onExitCodes": is_final},
+                    # A node that is drained is no failure of the run.
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                ]
+            },
+            "template": template,
+        },
+    }
+
+
+def _template(driver: Driver) -> Json:
+    volumes, mounts = _volumes(driver)
+    runtime = driver.document.spec.runtime
+    amounts = Resources(
+        requests=ResourceAmounts(cpu=runtime.cores, memory=runtime.memory),
+        limits=ResourceAmounts(memory=runtime.memory),
+    )
+    file = f"{CONNECTION}/{CONNECTION_FILE}"
+    container = {
+        "name": PIPELINE,
+        **container_base(driver.image, driver.pull_policy, amounts),
+        "command": [
+            "postbus-pipeline",
+            "run",
+            f"{DOCUMENT}/{DOCUMENT_FILE}",
+            "--connection-string-file",
+            file,
+        ],
+        "workingDir": TMP,
+        "env": _environment(driver),
+        "volumeMounts": mounts,
+    }
+    return {
+        "metadata": {
+            "labels": labels_of(driver.resource),
+            "annotations": {
+                DOCUMENT_ANNOTATION: driver.digest,
+                # The driver reads its key once: with another one it begins again.
+                CONNECTION_ANNOTATION: driver.connection.get(CONNECTION_FILE, ""),
+            },
+        },
+        "spec": {
+            **pod_base(),
+            # A process with the number 1 would ignore SIGTERM until it has a handler.
+            "shareProcessNamespace": True,
+            "terminationGracePeriodSeconds": GRACE_S,
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+
+
+def _environment(driver: Driver) -> list[Json]:
+    runtime = driver.document.spec.runtime
+    heap_mib = runtime.memory_mib // HEAP_SHARE
+    values = {
+        "HOME": TMP,
+        "PYSPARK_SUBMIT_ARGS": (
+            f"--master local[{runtime.cores}] --driver-memory {heap_mib}m pyspark-shell"
+        ),
+        "SPARK_LOCAL_DIRS": TMP,
+    }
+    if AUTHORITY_FILE in driver.connection:
+        values["SSL_CERT_FILE"] = f"{CONNECTION}/{AUTHORITY_FILE}"
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _volumes(driver: Driver) -> tuple[list[Json], list[Json]]:
+    """Return the volumes of a pod and their mounts; what lies in none of them goes with the pod."""
+    spec = driver.document.spec
+    volumes: list[Json] = [
+        {"name": "document", "configMap": {"name": driver.name}},
+        secret_volume("connection", driver.name),
+    ]
+    mounts = [mount("document", DOCUMENT), mount("connection", CONNECTION)]
+    folders: dict[str, Json] = {
+        each.mount_path: {
+            "name": f"volume-{number}",
+            "persistentVolumeClaim": {"claimName": each.claim_name},
+        }
+        for number, each in enumerate(spec.volumes)
+    }
+    folders.setdefault(TMP, empty_volume("tmp"))
+    checkpoint = spec.checkpoint.path
+    if not any(f"{checkpoint}/".startswith(f"{folder}/") for folder in folders):
+        folders[checkpoint] = empty_volume("checkpoint")
+    volumes += folders.values()
+    mounts += [mount(each["name"], path, is_writable=True) for path, each in folders.items()]
+    return volumes, mounts
+
+
+def is_suspended(found: Mapping[str, Any]) -> bool:
+    """Return whether a StatefulSet or Job makes no pods."""
+    spec = found["spec"]
+    return bool(spec.get("suspend") or spec.get("replicas") == 0)
+
+
+def has_pods(found: Mapping[str, Any]) -> bool:
+    """Return whether a StatefulSet or Job has pods that run, or are about to end."""
+    status = found.get("status", {})
+    return any(status.get(name) for name in ("replicas", "active", "terminating"))
+
+
+def suspension(found: Mapping[str, Any]) -> Json:
+    """Return the change that ends the pods of a StatefulSet or Job."""
+    return {"spec": {"suspend": True} if found["kind"] == "Job" else {"replicas": 0}}

@@ -1,0 +1,109 @@
+"""Specs of pipelines that an API server accepts, and those that it refuses."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Spec = dict[str, Any]
+
+TABLE: Final = {"from": "orders", "table": {"format": "parquet", "path": "/lake/orders"}}
+LAKE: Final = {"claimName": "lake", "mountPath": "/lake"}
+MINIMAL_PIPELINE: Final[Spec] = {
+    "owner": {"name": "shop-bus"},
+    "sources": [{"name": "orders", "queue": "orders"}],
+    "sinks": [{"from": "orders", "queue": "copies"}],
+    "trigger": {"once": True},
+    "checkpoint": {"path": "/lake/checkpoints/orders"},
+}
+
+
+def source(**fields: Any) -> Spec:
+    return {"sources": [{"name": "orders", **fields}]}
+
+
+def sink(**fields: Any) -> Spec:
+    return {"sinks": [{"from": "orders", **fields}]}
+
+
+def table(**fields: Any) -> Spec:
+    return {"sinks": [{"from": "orders", "table": TABLE["table"] | fields}], "volumes": [LAKE]}
+
+
+DRAINED: Final = source(queue="orders", mode="drain")
+NO_FOLDERS: Final = ("lake", "/", "/./", "/a/../b", "s3://lake/orders", "/..", "")
+
+# spec, part of the error
+REFUSED_PIPELINES: Final = [
+    ({"owner": None}, "name the Namespace of the bus in owner"),
+    ({"sources": []}, "should have at least 1 items"),
+    ({"sources": [{"name": "a", "queue": "a"}] * 2}, "must have at most 1 item"),
+    (source(), "name a queue, or a topic and its subscription"),
+    (source(queue="orders", topic="events", subscription="all"), "name a queue, or a topic"),
+    (source(topic="events"), "name a queue, or a topic and its subscription"),
+    (source(queue="orders", mode="peek"), "supported values"),
+    (source(queue="orders", readerGroup="Lake"), "should match"),
+    ({"transform": {}}, "write either sql or python"),
+    (
+        {"transform": {"sql": {"a": "b"}, "python": {"module": "a", "function": "b"}}},
+        "write either sql or python",
+    ),
+    ({"transform": {"sql": {"Priced": "select 1"}}}, "names of outputs have small letters"),
+    ({"sinks": []}, "should have at least 1 items"),
+    (sink(), "name one target"),
+    (sink(queue="a", topic="b"), "name one target"),
+    (DRAINED | sink(deadLetter="other"), "deadLetter names the source"),
+    (sink(deadLetter="orders"), "only a drained source has deadLetter"),
+    (
+        source(queue="orders", mode="drain", subQueue="deadLetter") | sink(deadLetter="orders"),
+        "messages of this source are dead letters already",
+    ),
+    (table(partitionBy=["hour"]), "partitionBy is [date, hour], [date] or []"),
+    (table(format="avro"), "supported values"),
+    ({"trigger": {}}, "write either continuous, such as PT1S, or once: true"),
+    ({"trigger": {"continuous": "PT1S", "once": True}}, "write either continuous"),
+    ({"trigger": {"once": False}}, "supported values"),
+    ({"trigger": {"continuous": "PT0.05S"}}, "must be between PT0.1S and P1D"),
+    ({"trigger": {"schedule": "*/5 * * * *"}}, "schedule"),
+    *(({"checkpoint": {"path": path}}, "path") for path in NO_FOLDERS),
+    ({"checkpoint": {"path": "lake"}}, "an absolute path of a folder, such as /lake/orders"),
+    (table(path="/a/../b"), "an absolute path of a folder, such as /lake/orders"),
+    (
+        {"volumes": [{"claimName": "lake", "mountPath": "/"}]},
+        "an absolute path of a folder, such as /lake/orders",
+    ),
+    ({"sinks": [TABLE]}, "a table without a volume would go with its pod"),
+    (table(path="/lakes/orders"), "a table without a volume would go with its pod"),
+    ({"runtime": {"memory": "1023Mi"}}, "memory must be at least 1Gi"),
+    ({"runtime": {"memory": "2G"}}, "should match"),
+    ({"runtime": {"cores": 0}}, "greater than or equal to 1"),
+    ({"operatorSpec": {"deletionPolicy": "DeleteIfEmpty"}}, "supported values"),
+]
+
+CHANGED_SOURCE: Final = "entity, mode and reader group of a source cannot be changed"
+
+# spec before, spec after, part of the error
+REFUSED_PIPELINE_CHANGES: Final = [
+    ({}, {"owner": {"name": "other-bus"}}, "owner cannot be changed: create another Pipeline"),
+    ({}, source(queue="others"), CHANGED_SOURCE),
+    ({}, source(queue="orders", readerGroup="lake"), CHANGED_SOURCE),
+    ({}, DRAINED, CHANGED_SOURCE),
+]
+
+ACCEPTED_PIPELINES: Final[list[Spec]] = [
+    {},
+    table(path="/lake/..."),
+    {"sinks": [TABLE], "volumes": [{"claimName": "lake", "mountPath": "/lake/orders"}]},
+    source(topic="events", subscription="lake", subQueue="deadLetter"),
+    DRAINED | sink(deadLetter="orders"),
+    {"transform": {"python": {"module": "shop.pricing", "function": "price"}}},
+    {"transform": {"sql": {f"output_{number}": "select 1" for number in range(100)}}},
+    {"sinks": [{"from": f"o{number}", "queue": "copies"} for number in range(100)]},
+    {"trigger": {"continuous": "PT0.1S"}, "suspend": True},
+    {"runtime": {"cores": 8, "memory": "1536Mi", "image": "shop/pricing:7"}},
+    {"operatorSpec": {"deletionPolicy": "Retain"}},
+]
+
+ACCEPTED_PIPELINE_CHANGES: Final = [
+    ({}, {"suspend": True, "trigger": {"continuous": "PT1S"}}),
+    ({}, source(queue="orders") | {"sources": [{"name": "incoming", "queue": "orders"}]}),
+]

@@ -1,0 +1,474 @@
+"""Pipelines on a real API server, with a real broker behind their bus.
+
+Controllers and nodes are missing: what they would say of pods is written by the tests.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import Configuration
+
+from postbus.process.embedded import EmbeddedPostgres
+from postbus_operator.bus.access import open_sessions
+from postbus_operator.entities.reconciler import reconcile_entity
+from postbus_operator.kube.resource_types import (
+    CONFIG_MAPS,
+    JOBS,
+    PODS,
+    SECRETS,
+    STATEFUL_SETS,
+    ResourceType,
+)
+from postbus_operator.pipelines.reconciler import reconcile_pipeline
+from postbus_spark.jobs.documents import read_pipeline
+from tests.conftest import TEMPLATE, dsn_of, make_database
+from tests.edge.control.control_bus import ControlledBus, controlled_bus
+from tests.kube.api_server import ApiError, ApiServer
+from tests.kube.clients import configuration_of
+from tests.kube.operator_run import Run, eventually, leading
+from tests.kube.shop import MERGE, PERIODS, Shop
+from tests.operator.live_bus import leads
+
+pytestmark = pytest.mark.slow
+
+RECONCILERS = {"Queue": reconcile_entity, "Pipeline": reconcile_pipeline}
+EPOCHS = itertools.count(1)
+NAME = "prices-pipeline"
+LAKE = [{"claimName": "lake", "mountPath": "/lake"}]
+
+
+@pytest.fixture(scope="module")
+def running(
+    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlledBus]:
+    make_database(postgres_server, "kube_pipelines", template=TEMPLATE)
+    folder = tmp_path_factory.mktemp("broker")
+    with controlled_bus(dsn_of(postgres_server, "kube_pipelines"), folder) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def configuration(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Configuration:
+    return await configuration_of(server, monkeypatch)
+
+
+@pytest.fixture
+def shop(server: ApiServer, running: ControlledBus) -> Shop:
+    made = Shop(server, running)
+    authority = base64.b64encode(b"the authority of the bus").decode()
+    metadata = {"name": "bus-ca", "labels": {"postbus.dev/watch": "true"}}
+    server.request(
+        "POST", SECRETS.path(made.name), {"metadata": metadata, "data": {"ca.crt": authority}}
+    )
+    made.make("Namespace", "bus")
+    return made
+
+
+@asynccontextmanager
+async def operator(configuration: Configuration, shop: Shop, **settings: Any) -> AsyncIterator[Run]:
+    async with leading(
+        configuration,
+        RECONCILERS,
+        open_sessions=partial(open_sessions, periods=PERIODS),
+        control_url=lambda bus: shop.running.caller.address,
+        epoch=next(EPOCHS),
+        still_leads=leads,
+        **({"namespaces": (shop.name,)} | settings),
+    ) as run:
+        yield run
+
+
+def make_pipeline(shop: Shop, name: str = "prices", **fields: Any) -> None:
+    orders = {"name": "orders", "queue": shop.entity("orders"), "mode": "drain"}
+    spec = {
+        "sources": [orders],
+        "sinks": [
+            {"from": "orders", "table": {"format": "parquet", "path": "/lake/orders"}},
+            {"from": "orders", "deadLetter": "orders"},
+        ],
+        "trigger": {"continuous": "PT1S"},
+        "checkpoint": {"path": f"/lake/checkpoints/{name}"},
+        "volumes": LAKE,
+    }
+    shop.make("Pipeline", name, **(spec | fields))
+
+
+def groups(shop: Shop) -> dict[str, str]:
+    """Return the kinds of the reader groups of the shop's queues, by name."""
+    found = shop.running.caller.get("/v1/reader-groups").body["items"]
+    return {each["name"]: each["kind"] for each in found if each["entity"].startswith(shop.name)}
+
+
+def rights(shop: Shop, pipeline: str = "prices") -> list[str] | None:
+    """Return the rights of a pipeline's rule on the bus."""
+    for each in shop.running.caller.get("/v1/authorization-rules").body["items"]:
+        if each["name"] == f"pipeline.{shop.name}.{pipeline}":
+            return sorted(each["rights"])
+    return None
+
+
+def found(shop: Shop, type: ResourceType, name: str = NAME) -> Any:
+    return shop.server.request("GET", type.path(shop.name, name))
+
+
+def is_gone(shop: Shop, type: ResourceType, name: str) -> bool:
+    try:
+        found(shop, type, name)
+    except ApiError as error:
+        return error.status == 404
+    return False
+
+
+def jobs(shop: Shop) -> list[Any]:
+    items: list[Any] = shop.server.request("GET", JOBS.path(shop.name))["items"]
+    return items
+
+
+def say(shop: Shop, type: ResourceType, name: str, **status: Any) -> None:
+    """Write what a controller says of a workload."""
+    path = type.path(shop.name, name, "status")
+    shop.server.request("PATCH", path, {"status": status}, MERGE)
+
+
+def runs(shop: Shop) -> None:
+    generation = found(shop, STATEFUL_SETS)["metadata"]["generation"]
+    say(
+        shop, STATEFUL_SETS, NAME, replicas=1, readyReplicas=1, availableReplicas=1,
+        currentRevision="a", updateRevision="a", observedGeneration=generation,
+    )  # fmt: skip
+
+
+def ends(shop: Shop, template: Any, code: int, words: str) -> None:
+    """Write what the kubelet says of a container that has ended."""
+    wanted = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{NAME}-0", "labels": template["metadata"]["labels"]},
+        "spec": template["spec"],
+    }
+    path = PODS.path(shop.name, f"{NAME}-0")
+    shop.server.apply(path, wanted)
+    container = {
+        "name": "pipeline",
+        "image": "postbus-pipeline",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 1,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": code, "message": words, "reason": "Error"}},
+    }
+    status = {"status": {"containerStatuses": [container]}}
+    shop.server.request("PATCH", f"{path}/status", status, MERGE)
+
+
+def message(shop: Shop, type: str = "Ready", name: str = "prices") -> str:
+    conditions = shop.get("Pipeline", name)["status"]["conditions"]
+    return next((str(each["message"]) for each in conditions if each["type"] == type), "")
+
+
+async def has(shop: Shop, status: str, reason: str, name: str = "prices") -> None:
+    """Wait for the condition Ready."""
+    check = partial(shop.condition, "Pipeline", name)
+    await eventually(lambda: check() == (status, reason), f"{name} {reason}, not {check()}")
+
+
+# --- continuous ---------------------------------------------------------------------------------
+
+
+async def test_a_continuous_pipeline_lives_from_its_queue_to_its_deletion(
+    configuration: Configuration, shop: Shop, tmp_path: Path
+) -> None:
+    async with operator(configuration, shop):
+        make_pipeline(shop)
+        await has(shop, "False", "EntityNotReady")
+        assert shop.entity("orders") in message(shop)
+        assert groups(shop) == {}
+        shop.make("Queue", "orders")
+        await has(shop, "False", "Starting")
+        assert groups(shop) == {"prices": "drain"}
+        assert shop.get("Pipeline", "prices")["status"]["readerGroup"] == "prices"
+        assert rights(shop) == ["Listen"]
+
+        (tmp_path / "pipeline.yaml").write_text(found(shop, CONFIG_MAPS)["data"]["pipeline.yaml"])
+        document = read_pipeline(tmp_path / "pipeline.yaml")
+        assert document.spec.source.entity == shop.entity("orders")
+        runs(shop)
+        await has(shop, "True", "Running")
+
+        shop.change("Pipeline", "prices", spec={"suspend": True})
+        await has(shop, "False", "Suspended")
+        assert found(shop, STATEFUL_SETS)["spec"]["replicas"] == 0
+        assert groups(shop) == {"prices": "drain"}
+        shop.change("Pipeline", "prices", spec={"suspend": False})
+        await eventually(lambda: found(shop, STATEFUL_SETS)["spec"]["replicas"] == 1)
+
+        shop.delete("Pipeline", "prices")
+        blocked = partial(shop.condition, "Pipeline", "prices", "DeletionBlocked")
+        await eventually(lambda: blocked() == ("True", "DriverEnds"))
+        assert found(shop, STATEFUL_SETS)["spec"]["replicas"] == 0
+        assert groups(shop) == {"prices": "drain"}
+        say(shop, STATEFUL_SETS, NAME, replicas=0, availableReplicas=0, readyReplicas=0)
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {}
+    assert rights(shop) is None
+    assert is_gone(shop, SECRETS, NAME)
+
+
+async def test_the_pod_is_restricted_and_has_a_key_that_is_mounted(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        shop.make("Queue", "copies")
+        sinks = [{"from": "orders", "queue": shop.entity("copies")}]
+        make_pipeline(shop, sinks=sinks, runtime={"memory": "1536Mi"})
+        await has(shop, "False", "Starting")
+    assert rights(shop) == ["Listen", "Send"]
+    stateful_set = found(shop, STATEFUL_SETS)
+    [owner] = stateful_set["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("Pipeline", "prices")
+    pod = stateful_set["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    [container] = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["resources"] == {
+        "requests": {"cpu": "2", "memory": "1536Mi"},
+        "limits": {"memory": "1536Mi"},
+    }
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert "--driver-memory 512m" in variables["PYSPARK_SUBMIT_ARGS"]
+    assert variables["SSL_CERT_FILE"] == "/etc/postbus/connection/ca.crt"
+    mounts = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
+    assert mounts == {
+        "/etc/postbus/pipeline": True,
+        "/etc/postbus/connection": True,
+        "/lake": False,
+        "/tmp": False,
+    }
+    secret = found(shop, SECRETS)["data"]
+    connection = base64.b64decode(secret["connectionString"]).decode()
+    assert connection.startswith(f"Endpoint=sb://bus.{shop.name}.svc.cluster.local/;")
+    assert "EntityPath" not in connection
+    assert connection.partition("SharedAccessKey=")[2] not in str(stateful_set)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "also"),
+    [
+        (10, "ConfigurationError", "Stalled"),
+        (20, "DecisionNeeded", "Stalled"),
+        (1, "Retrying", "Reconciling"),
+    ],
+)
+async def test_the_exit_code_of_a_run_says_who_is_needed(
+    configuration: Configuration, shop: Shop, code: int, reason: str, also: str
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await has(shop, "False", "Starting")
+        template = found(shop, STATEFUL_SETS)["spec"]["template"]
+        ends(shop, template, code, "StaleCheckpoint: older than the group")
+        say(shop, STATEFUL_SETS, NAME, replicas=1, readyReplicas=0)
+        await has(shop, "False", reason)
+        assert f"exit code {code}: StaleCheckpoint: older than the group" in message(shop)
+        assert shop.condition("Pipeline", "prices", also) == ("True", reason)
+        assert shop.get("Pipeline", "prices")["status"]["exitCode"] == code
+        runs(shop)
+        await has(shop, "True", "Running")
+        assert "exitCode" not in shop.get("Pipeline", "prices")["status"]
+
+
+async def test_a_restart_of_the_operator_writes_nothing(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await has(shop, "False", "Starting")
+        runs(shop)
+        await has(shop, "True", "Running")
+    before = shop.get("Pipeline", "prices"), found(shop, STATEFUL_SETS), found(shop, CONFIG_MAPS)
+    async with operator(configuration, shop) as run:
+        await eventually(lambda: run.looked_at("prices") >= 1)
+    after = shop.get("Pipeline", "prices"), found(shop, STATEFUL_SETS), found(shop, CONFIG_MAPS)
+    assert after == before
+
+
+# --- once ---------------------------------------------------------------------------------------
+
+
+async def test_a_pipeline_that_runs_once_is_a_job_for_each_document(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop, trigger={"once": True}, suspend=True)
+        await has(shop, "False", "Suspended")
+        [first] = jobs(shop)
+        assert first["spec"]["suspend"] is True
+        shop.change("Pipeline", "prices", spec={"suspend": False})
+        await has(shop, "False", "Starting")
+        [job] = jobs(shop)
+        assert (job["metadata"]["uid"], job["spec"]["suspend"]) == (first["metadata"]["uid"], False)
+        [rule, _] = job["spec"]["podFailurePolicy"]["rules"]
+        assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [10, 20])
+
+        template = job["spec"]["template"]
+        ends(shop, template, 20, "DataLoss: messages are gone")
+        over = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}
+        now = "2026-01-01T00:00:00Z"
+        going = {"type": "FailureTarget", "status": "True", "reason": "PodFailurePolicy"}
+        say(shop, JOBS, job["metadata"]["name"], startTime=now, failed=1, conditions=[going, over])
+        await has(shop, "False", "DecisionNeeded")
+        shop.change("Pipeline", "prices", spec={"limits": {"maxAttempts": 6}})
+        await eventually(
+            lambda: [each["metadata"]["uid"] for each in jobs(shop)] != [job["metadata"]["uid"]]
+        )
+        [later] = await eventually(lambda: [each for each in jobs(shop) if len(jobs(shop)) == 1])
+        shop.change("Pipeline", "prices", spec={"trigger": {"once": None, "continuous": "PT1S"}})
+        await eventually(lambda: jobs(shop) == [] and found(shop, STATEFUL_SETS))
+        assert later["metadata"]["name"] != job["metadata"]["name"]
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+async def test_the_later_of_two_pipelines_with_one_group_is_invalid_until_the_other_goes(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await has(shop, "False", "Starting")
+        source = {"name": "o", "queue": shop.entity("ORDERS"), "mode": "drain"}
+        sinks = [{"from": "o", "deadLetter": "o"}]
+        sources = [source | {"readerGroup": "prices"}]
+        make_pipeline(shop, "twin", sources=sources, sinks=sinks)
+        valid = partial(shop.condition, "Pipeline", "twin", "Valid")
+        await eventually(lambda: valid() == ("False", "GroupTaken"))
+        assert f"Pipeline {shop.name}/prices reads" in message(shop, "Valid", "twin")
+        shop.delete("Pipeline", "prices")
+        await eventually(lambda: valid() == ("True", "Accepted"))
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+        await has(shop, "False", "Starting", "twin")
+        assert groups(shop) == {"prices": "drain"}
+
+
+async def test_the_later_of_two_pipelines_with_one_checkpoint_is_invalid(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await has(shop, "False", "Starting")
+        make_pipeline(
+            shop,
+            "other",
+            checkpoint={"path": "/mnt/checkpoints/prices"},
+            volumes=[{"claimName": "lake", "mountPath": "/mnt"}],
+            sinks=[{"from": "orders", "deadLetter": "orders"}],
+        )
+        valid = partial(shop.condition, "Pipeline", "other", "Valid")
+        await eventually(lambda: valid() == ("False", "CheckpointTaken"))
+        assert f"Pipeline {shop.name}/prices" in message(shop, "Valid", "other")
+    assert groups(shop) == {"prices": "drain"}
+
+
+async def test_what_the_document_alone_shows_is_told_field_by_field(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(
+            shop,
+            sinks=[{"from": "priced", "deadLetter": "orders"}],
+            transform={"sql": {"cheap": "select 1"}},
+        )
+        valid = partial(shop.condition, "Pipeline", "prices", "Valid")
+        await eventually(lambda: valid() == ("False", "InvalidSpec"))
+    text = message(shop, "Valid")
+    assert "spec.sinks.0.from: there is no priced" in text
+    assert "spec.transform.sql.cheap: its rows go nowhere" in text
+    assert groups(shop) == {}
+
+
+async def test_a_pipeline_elsewhere_gets_no_key_of_the_bus(
+    configuration: Configuration, shop: Shop
+) -> None:
+    """Its key would be for the queues of all tenants."""
+    elsewhere = f"{shop.name}-tenant"
+    shop.server.request("POST", "/api/v1/namespaces", {"metadata": {"name": elsewhere}})
+    shop.change("Namespace", "bus", spec={"operatorSpec": {"allowedNamespaces": {"from": "All"}}})
+    async with operator(configuration, shop, namespaces=(shop.name, elsewhere)):
+        shop.make("Queue", "orders")
+        tenant = copy.copy(shop)
+        tenant.name = elsewhere
+        owner = {"name": "bus", "namespace": shop.name}
+        source = {"name": "orders", "queue": shop.entity("orders"), "mode": "drain"}
+        make_pipeline(tenant, owner=owner, sources=[source])
+        resolved = partial(tenant.condition, "Pipeline", "prices", "OwnerResolved")
+        await eventually(lambda: resolved() == ("False", "NotPermitted"))
+    assert shop.name in message(tenant)
+    assert groups(shop) == {}
+    assert rights(tenant) is None
+
+
+async def test_a_group_of_another_kind_is_left_alone(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        await eventually(lambda: shop.is_ready("Queue", "orders"))
+        body = {"entity": shop.entity("orders"), "name": "prices", "kind": "tap"}
+        assert shop.running.caller.post("/v1/reader-groups/create", body).status == 201
+        make_pipeline(shop)
+        valid = partial(shop.condition, "Pipeline", "prices", "Valid")
+        await eventually(lambda: valid() == ("False", "GroupKindDiffers"))
+        shop.delete("Pipeline", "prices")
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {"prices": "tap"}
+
+
+# --- deletion -----------------------------------------------------------------------------------
+
+
+async def test_a_retained_group_outlives_its_pipeline(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop, operatorSpec={"deletionPolicy": "Retain"})
+        await has(shop, "False", "Starting")
+        shop.delete("Pipeline", "prices")
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {"prices": "drain"}
+    assert rights(shop) is None
+
+
+async def test_a_deletion_waits_for_the_bus_unless_the_bus_goes(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await has(shop, "False", "Starting")
+    shop.server.request("DELETE", SECRETS.path(shop.name, "bus-control-token"))
+    shop.delete("Pipeline", "prices")
+    async with operator(configuration, shop):
+        blocked = partial(shop.condition, "Pipeline", "prices", "DeletionBlocked")
+        await eventually(lambda: blocked() == ("True", "BackendUnavailable"))
+        assert "postbus.dev/force-release=true" in message(shop, "DeletionBlocked")
+        shop.delete("Namespace", "bus")
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))

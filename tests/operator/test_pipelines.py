@@ -1,0 +1,232 @@
+"""Pipelines: names and objects from a spec, and what pods say of a run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from postbus_operator.kube.cache import Cache, entities_of
+from postbus_operator.names import MAX_STATEFUL_SET, child_name, pipeline_name, store_name
+from postbus_operator.objects import Key, Resource
+from postbus_operator.outcome import SpecInvalid
+from postbus_operator.pipelines.keys import rights_of, rule_name
+from postbus_operator.pipelines.rivals import check_rivals, document_of
+from postbus_operator.pipelines.runs import run_of
+from postbus_operator.pipelines.workloads import Driver, objects_of
+from tests.operator.objects import entity
+
+Json = dict[str, Any]
+SERVICE = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+names = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", fullmatch=True)
+LAKE = {"claimName": "lake", "mountPath": "/lake"}
+
+
+def pipeline(name: str = "prices", created: str = "2026-11-23T09:00:00Z", **fields: Any) -> Json:
+    spec: Json = {
+        "sources": [{"name": "orders", "queue": "orders", "mode": "drain"}],
+        "sinks": [{"from": "orders", "deadLetter": "orders"}],
+        "trigger": {"continuous": "PT1S"},
+        "checkpoint": {"path": f"/lake/checkpoints/{name}"},
+    }
+    return entity("Pipeline", name, metadata={"creationTimestamp": created}, **(spec | fields))
+
+
+def resource(*arguments: str, **fields: Any) -> Resource:
+    return Resource.from_object("Pipeline", pipeline(*arguments, **fields))
+
+
+def objects(found: Resource) -> list[Json]:
+    connection = {"connectionString": "digest"}
+    return objects_of(Driver(found, document_of(found), "image", "Never", connection))
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@given(names, names)
+@example("a", "a-store-b")
+@example("x" * 44, "x" * 43)
+@example("1.2", "pipeline-1-2")
+def test_names_of_objects_fit_and_are_no_others(one: str, other: str) -> None:
+    name = pipeline_name(one)
+    assert len(name) <= MAX_STATEFUL_SET
+    assert SERVICE.fullmatch(name)
+    assert one == other or name != pipeline_name(other)
+    assert name not in {f"{child_name(other)}-broker", store_name(child_name(other), "pipeline")}
+
+
+def test_rules_of_pipelines_have_names_that_a_bus_accepts() -> None:
+    assert rule_name(Key("Pipeline", "shop", "prices")) == "pipeline.shop.prices"
+    long = [rule_name(Key("Pipeline", "n" * 63, f"{'x' * 252}{end}")) for end in "ab"]
+    assert len(set(long)) == 2
+    assert all(len(each) <= 256 for each in long)
+
+
+def test_a_key_may_send_only_if_a_sink_names_an_entity() -> None:
+    assert rights_of(document_of(resource()).spec) == ["Listen"]
+    sinks = [{"from": "orders", "topic": "copies"}]
+    assert rights_of(document_of(resource(sinks=sinks)).spec) == ["Listen", "Send"]
+
+
+# --- objects ------------------------------------------------------------------------------------
+
+
+def test_a_job_is_another_one_only_if_the_run_is() -> None:
+    once = {"trigger": {"once": True}}
+    [_, job] = objects(resource(**once))
+    for same in ({"suspend": True}, {"operatorSpec": {"deletionPolicy": "Retain"}}):
+        assert objects(resource(**once, **same))[1]["metadata"]["name"] == job["metadata"]["name"]
+    for other in ({"limits": {"maxAttempts": 2}}, {"runtime": {"memory": "4Gi"}}):
+        assert objects(resource(**once, **other))[1]["metadata"]["name"] != job["metadata"]["name"]
+
+
+def test_a_changed_document_or_key_makes_another_pod_and_suspension_does_not() -> None:
+    def template(connection: str = "digest", **fields: Any) -> Json:
+        found = resource(**fields)
+        driver = Driver(found, document_of(found), "i", "Never", {"connectionString": connection})
+        made: Json = objects_of(driver)[1]["spec"]["template"]
+        return made
+
+    assert template(suspend=True) == template()
+    assert template(limits={"maxAttempts": 2}) != template()
+    assert template("another") != template()
+
+
+@pytest.mark.parametrize(
+    ("volumes", "path", "mounted"),
+    [
+        ([LAKE], "/lake/checkpoints", {"/lake", "/tmp"}),
+        ([LAKE], "/lakes", {"/lake", "/tmp", "/lakes"}),
+        ([], "/checkpoints/a", {"/tmp", "/checkpoints/a"}),
+        ([], "/tmp/a", {"/tmp"}),
+        ([{"claimName": "lake", "mountPath": "/tmp"}], "/tmp/a", {"/tmp"}),
+    ],
+)
+def test_what_is_written_is_below_a_mount(volumes: Any, path: str, mounted: set[str]) -> None:
+    [_, found] = objects(resource(volumes=volumes, checkpoint={"path": path}))
+    pod = found["spec"]["template"]["spec"]
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert {each["mountPath"] for each in mounts if not each.get("readOnly")} == mounted
+    assert {each["name"] for each in mounts} == {each["name"] for each in pod["volumes"]}
+
+
+# --- others -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mount_path", "path", "is_refused"),
+    [
+        ("/mnt", "/mnt/checkpoints/prices", True),
+        ("/mnt", "/mnt/checkpoints/prices/below", True),
+        ("/mnt", "/mnt/checkpoints", True),
+        ("/mnt", "/mnt/checkpoints/prices2", False),
+        ("/mnt", "/elsewhere", False),
+    ],
+)
+def test_a_folder_of_a_claim_has_one_checkpoint(
+    mount_path: str, path: str, is_refused: bool
+) -> None:
+    earlier = resource(volumes=[LAKE])
+    later = resource(
+        "late",
+        "2026-11-23T09:00:01Z",
+        volumes=[{"claimName": "lake", "mountPath": mount_path}],
+        checkpoint={"path": path},
+    )
+    others = [later, earlier]
+    check_rivals(earlier, document_of(earlier), others)
+    if not is_refused:
+        check_rivals(later, document_of(later), others)
+        return
+    with pytest.raises(SpecInvalid, match="Pipeline shop/prices has its checkpoint"):
+        check_rivals(later, document_of(later), others)
+
+
+def test_a_pipeline_is_no_entity_and_is_found_by_those_that_it_uses() -> None:
+    cache = Cache()
+    source = {"name": "o", "topic": "Events", "subscription": "all"}
+    sinks = [{"from": "o", "queue": "copies"}, {"from": "o", "queue": "copies"}]
+    cache.observe(pipeline("orders", sources=[source], sinks=sinks))
+    cache.observe(entity("Queue", "orders", 2))
+    cache.observe(entity("Queue", "copies", 3))
+    queue, found = (cache.get(Key(kind, "shop", "orders")) for kind in ("Queue", "Pipeline"))
+    assert queue is not None
+    assert found is not None
+    assert entities_of(found) == ["Events/Subscriptions/all", "copies"]
+    assert cache.claimants(queue) == [queue]
+    assert cache.claimants(found) == [found]
+    bus = Key("Namespace", "shop", "bus")
+    assert cache.named(bus, "orders") == [queue]
+    for path in ("copies", "events/subscriptions/all"):
+        assert cache.forwarding_to(bus, path) == [found]
+    cache.forget(pipeline("orders") | {"metadata": pipeline("orders")["metadata"]})
+    assert cache.claimants(queue) == [queue]
+
+
+# --- pods ---------------------------------------------------------------------------------------
+
+
+def stateful_set(**status: Any) -> Json:
+    return {
+        "kind": "StatefulSet",
+        "metadata": {"name": "prices-pipeline", "generation": 1},
+        "spec": {"replicas": 1},
+        "status": {"observedGeneration": 1, **status},
+    }
+
+
+def job(*conditions: str, **status: Any) -> Json:
+    shown = [{"type": each, "status": "True"} for each in conditions]
+    return {
+        "kind": "Job",
+        "metadata": {"name": "prices-pipeline-1", "generation": 1},
+        "spec": {},
+        "status": {"conditions": shown, **status},
+    }
+
+
+def pod(created: str = "2026", **container: Any) -> Json:
+    return {
+        "metadata": {"creationTimestamp": created},
+        "status": {"containerStatuses": [{"name": "pipeline", **container}]},
+    }
+
+
+def ended(code: int, words: str = "") -> Json:
+    return {"terminated": {"exitCode": code, "message": words, "reason": "Error"}}
+
+
+def test_a_pod_that_has_just_started_again_is_not_ready_yet() -> None:
+    """Otherwise a pipeline that ends after ten seconds would be ready for those."""
+    again = pod(ready=True, state={"running": {}}, lastState=ended(10, "JavaMissing: install it"))
+    found = run_of(stateful_set(readyReplicas=1), [again])
+    assert (found.status, found.reason, found.also) == ("False", "ConfigurationError", "Stalled")
+    assert "JavaMissing: install it" in found.message
+    steady = stateful_set(readyReplicas=1, availableReplicas=1)
+    assert run_of(steady, [again])[:2] == ("True", "Running")
+
+
+def test_the_newest_pod_of_a_job_counts() -> None:
+    pods = [pod("2026-01-01", state=ended(1, "old")), pod("2026-01-02", state=ended(20, "new"))]
+    found = run_of(job("Failed"), pods)
+    assert (found.reason, found.exit_code) == ("DecisionNeeded", 20)
+    assert run_of(job("Complete"), pods)[:2] == ("True", "Completed")
+
+
+def test_a_job_without_retries_needs_somebody() -> None:
+    found = run_of(job("Failed"), [pod(state=ended(137))])
+    assert (found.reason, found.also, found.exit_code) == ("RunFailed", "Stalled", 137)
+    assert run_of(job(), [pod(state=ended(137))])[1] == "Retrying"
+    assert run_of(job("Failed"), [])[1] == "RunFailed"
+    assert run_of(job(active=1), [pod(state={"running": {}})])[1] == "Running"
+
+
+def test_an_image_that_is_missing_is_named_with_its_field() -> None:
+    waiting = {"waiting": {"reason": "ErrImagePull"}}
+    found = run_of(stateful_set(), [pod(image="postbus-pipeline:1", state=waiting)])
+    assert found.reason == "PodNotStarting"
+    assert "runtime.image" in found.message
