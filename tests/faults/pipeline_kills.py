@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -185,6 +186,9 @@ class Run:
     missed: Counter[str] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    for_table: int = 0
+    """How many orders that belong there were sent."""
+    rows: dict[str, int] = field(default_factory=dict)
     is_over: bool = False
     next_start: Callable[[], None] | None = None
     """What is done to the checkpoint before the driver starts again."""
@@ -207,13 +211,23 @@ class Run:
     def connection_file(self) -> Path:
         return self.folder / "connection"
 
+    @property
+    def log(self) -> Path:
+        """The folder with a file for each commit of the table."""
+        return self.table / ("_delta_log" if self.format == "delta" else f"{OWN}/commits")
+
     def commits(self) -> int:
         """Return how many batches the table has, and of Delta one more: it is made with none."""
-        log = "_delta_log" if self.format == "delta" else f"{OWN}/commits"
-        try:
-            return len([name for name in os.listdir(self.table / log) if name.endswith(".json")])
-        except FileNotFoundError:
-            return 0
+        return sum(1 for _ in self.log.glob("*.json"))
+
+    def in_table(self) -> int:
+        """Return how many rows are committed."""
+        for file in self.log.glob("*.json"):
+            if file.name not in self.rows:
+                text = file.read_text()
+                counts = re.findall(r'"rows": (\d+)|numRecords\\": ?(\d+)', text)
+                self.rows[file.name] = sum(int(rows or records) for rows, records in counts)
+        return sum(self.rows.values())
 
     def group_client(self) -> GroupClient:
         given = {
@@ -274,13 +288,11 @@ async def send_forever(run: Run, sender: int) -> None:
             async with client_of(run) as client, client.get_queue_sender(SOURCE) as queue:
                 while not run.is_over:
                     await send(run, queue.send_messages, random.choice(sessions), numbers)
-                    await asyncio.sleep(0.3 if behind(run) < BACKLOG else 1.0)
+                    while run.in_table() < run.for_table - BACKLOG:
+                        await asyncio.sleep(0.5)
+                    await asyncio.sleep(0.3)
         except (ServiceBusError, OSError, ValueError):
             await asyncio.sleep(0.2)
-
-
-def behind(run: Run) -> int:
-    return len(run.record.sent) - 500 * run.commits()
 
 
 async def send(run: Run, send: Callable[..., object], session: str, numbers: Iterator[int]) -> None:
@@ -296,6 +308,8 @@ async def send(run: Run, send: Callable[..., object], session: str, numbers: Ite
         batch.append(ServiceBusMessage(body, message_id=each, session_id=session))
         entries[each] = Entry(order, Sent.UNKNOWN, session, number)
     run.record.sent |= entries
+    belongs = run.scenario.belongs["table"]
+    run.for_table += sum(entry.order in belongs for entry in entries.values())
     await send(batch)  # type: ignore[misc]
     for each, entry in entries.items():
         run.record.sent[each] = Entry(entry.order, Sent.ACCEPTED, session, entry.number)
@@ -563,9 +577,11 @@ async def load(run: Run, options: argparse.Namespace) -> None:
 
 async def catch_up(run: Run) -> None:
     client = run.group_client()
-    deadline_s = time.monotonic() + PROGRESS_S
+    commits, since_s = run.commits(), time.monotonic()
     while not await asyncio.to_thread(has_caught_up, client):
-        if time.monotonic() > deadline_s:
+        if run.commits() > commits:
+            commits, since_s = run.commits(), time.monotonic()
+        if time.monotonic() > since_s + PROGRESS_S:
             run.problems.append("the pipeline does not catch up")
             return
         await asyncio.sleep(0.5)
