@@ -25,23 +25,33 @@ def read_batches(columns: Sequence[str] | None = None, **options: str) -> Iterat
     """Yield the messages from a reader group's place on, as record batches of about 1 MiB.
 
     Options are those of Spark: `read_batches(entity="orders", readerGroup="lake")`. The group stays
-    where it is. Raises one of `postbus_spark.errors`.
+    where it is. With the mode peek or history: what is there, without a group. Raises one of
+    `postbus_spark.errors`.
     """
-    from postbus_spark.client import GroupClient
-
     checked = read_options(options)
     if columns is None:
         columns = [
             column.name
             for column in default_columns(
-                checked.properties_format, is_raw_included=checked.is_raw_included
+                checked.properties_format,
+                is_raw_included=checked.is_raw_included,
+                is_history=checked.mode == "history",
             )
         ]
     schema = arrow_schema(columns)
-    client = GroupClient(checked)
-    group, ranges = readable(client, checked)
-    for each in divided(ranges, 1):
-        yield from decoded(client.row_range(group, *each), schema)
+    for each in row_ranges(checked, 1):
+        yield from decoded(each, schema)
+
+
+def row_ranges(options: Options, count: int) -> list[RowRange]:
+    """Return what a batch reads, in about `count` ranges."""
+    from postbus_spark.client import BrowseClient, GroupClient
+
+    if options.is_groupless:
+        return BrowseClient(options).row_ranges(count)
+    client = GroupClient(options)
+    group, ranges = readable(client, options)
+    return [client.row_range(group, *each) for each in divided(ranges, count)]
 
 
 def readable(
@@ -94,6 +104,6 @@ def lost_skipped(
 def decoded(wanted: RowRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a range."""
     place = Place(wanted.entity, wanted.sub_queue, wanted.partition)
-    decoder = Decoder(schema, place)
+    decoder = Decoder(schema, place, has_present=wanted.selection is not None)
     for rows in read_rows(wanted, decoder.stored_columns):
         yield decoder.decode(rows)

@@ -25,8 +25,9 @@ from postbus.contract.bulk import (
     SettlePlan,
 )
 from postbus_spark.errors import UnknownRows
+from postbus_spark.limits import parts_of
 from postbus_spark.offsets import Offset
-from postbus_spark.options import Options
+from postbus_spark.options import Options, check_grouped
 from postbus_spark.rows import RowRange, bulk_path
 from postbus_spark.tokens import Credentials, load_credentials
 from postbus_spark.transport import Bus, call
@@ -37,18 +38,67 @@ TOKEN_AGE_S: Final = 1_200
 """A token is signed again when it is as old as this: a batch has 40 minutes of its hour left."""
 
 
-class GroupClient:
-    """One reader group, as the driver sees it. It holds the key and must not be pickled."""
+class _Client:
+    """It holds the key and must not be pickled."""
 
     def __init__(self, options: Options, credentials: Credentials | None = None) -> None:
         self._options = options
         self._credentials = credentials or load_credentials(options.connection_string_file)
         self._bus = Bus(options.endpoint or self._credentials.base_url, options.tls_ca_file)
-        self._token = ""
-        self._signed_s = 0.0
 
     def __reduce__(self) -> str:
         raise TypeError("a client holds a key and stays with the driver")
+
+
+class BrowseClient(_Client):
+    """One entity, as the driver sees it in a mode without a reader group."""
+
+    def row_ranges(self, count: int) -> list[RowRange]:
+        """Return the ranges in which messages may be: about `count`, as executors get them.
+
+        A partition has at most 1,024 of them, and one if it has no more.
+        """
+        options = self._options
+        query = {"mode": options.mode, "subQueue": options.sub_queue, "splits": count}
+        target = f"{bulk_path(options.entity, 'ranges')}?{urlencode(query)}"
+        found = read_answer(
+            ReadableRanges, call(self._bus, "GET", target, self._token_for("ranges"))
+        )
+        times = {"enqueuedFrom": options.from_ms, "enqueuedTo": options.to_ms}
+        return [
+            RowRange(
+                bus=self._bus,
+                entity=options.entity,
+                sub_queue=options.sub_queue,
+                group="",
+                partition=each.partition,
+                first=first,
+                end=end,
+                epoch=0,
+                token=self._token_for("rows"),
+                metadata={ROW_FORMAT_KEY: ROW_FORMAT, GENERATION_KEY: found.generation},
+                generation_key=GENERATION_KEY,
+                is_data_loss_fatal=options.is_data_loss_fatal,
+                selection={"mode": str(options.mode)}
+                | {name: time_ms for name, time_ms in times.items() if time_ms is not None},
+            )
+            for each in found.partitions
+            for first, end in parts_of(each, len(found.partitions))
+        ]
+
+    def _token_for(self, below: str) -> str:
+        return self._credentials.token(f"{self._options.entity}/$bulk/{below}", time.time())
+
+
+class GroupClient(_Client):
+    """One reader group, as the driver sees it."""
+
+    def __init__(self, options: Options, credentials: Credentials | None = None) -> None:
+        """Raises `InvalidOption` for a mode without a group, and `InvalidCredentials`."""
+        check_grouped(options)
+        super().__init__(options, credentials)
+        self._token = ""
+        self._signed_s = 0.0
 
     def token(self) -> str:
         """Return a token for the group, which lasts for a batch."""

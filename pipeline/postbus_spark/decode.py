@@ -55,7 +55,13 @@ _OF_PROPERTIES: Final = frozenset({
 })  # fmt: skip
 _OF_BODY: Final = frozenset({"body", "body_type"})
 _BINARY: Final = frozenset({"envelope", "application_properties", "body"})
-_NEVER_SET: Final = frozenset({"delivery_count", "state"})
+PRESENT: Final = {
+    "delivery_count": "delivery_count",
+    "state": "state",
+    "settled_time": "settled_ms",
+    "settlement": "settlement",
+}
+"""Columns that change later, of the modes without a reader group -> their stored columns."""
 
 
 class Place(NamedTuple):
@@ -69,11 +75,15 @@ class Place(NamedTuple):
 class Decoder:
     """Decodes record batches of stored columns to record batches of one schema."""
 
-    def __init__(self, schema: pa.Schema, place: Place) -> None:
-        """Take columns of `schema.COLUMNS` in any order."""
+    def __init__(self, schema: pa.Schema, place: Place, *, has_present: bool = False) -> None:
+        """Take columns of `schema.COLUMNS` in any order.
+
+        `has_present`: the bus sends what changes later, which is null otherwise.
+        """
         self._schema = schema
         self._place = place
         self._names = frozenset(schema.names)
+        self._has_present = has_present
         self._is_checked = "is_malformed" in self._names
         self._is_raw = "amqp" in self._names
         self._fields = {name: field for name, field in _FIELDS.items() if self._needs({name})}
@@ -96,6 +106,8 @@ class Decoder:
             "application_properties": self._has_properties or self._is_raw,
             "body": self._has_body or self._is_raw,
         }
+        if self._has_present:
+            wanted |= {stored: name in self._names for name, stored in PRESENT.items()}
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
     def decode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -132,10 +144,13 @@ class Decoder:
             return pa.repeat(pa.scalar(getattr(self._place, name), field.type), count)
         if name in {"position", "sequence_number"}:
             return rows.column(name).cast(field.type)
-        if name == "enqueued_time":
-            return rows.column("enqueued_ms").cast(pa.timestamp("ms", "UTC")).cast(field.type)
-        if name in _NEVER_SET:
+        if name in PRESENT and not self._has_present:
             return pa.nulls(count, field.type)
+        if name in {"enqueued_time", "settled_time"}:
+            times = rows.column("enqueued_ms" if name == "enqueued_time" else PRESENT[name])
+            return times.cast(pa.timestamp("ms", "UTC")).cast(field.type)
+        if name in PRESENT:
+            return rows.column(PRESENT[name]).cast(field.type)
         if name == "application_properties":
             return _map_array(lists[name], field.type)
         if name == "expires_at":

@@ -79,6 +79,12 @@ def _parts(found: PartitionRange, start: int, stop: int) -> Iterator[tuple[int, 
             yield first, end, min(end - first, most)
 
 
+def parts_of(found: PartitionRange, partitions: int) -> list[tuple[int, int]]:
+    """Return (first, end) of the parts of a partition, each `partitions` splits of the bus wide."""
+    bounds = [found.low, *found.splits[partitions - 1 :: partitions], found.next_position]
+    return [(first, end) for first, end in pairwise(bounds) if first < end]
+
+
 def _shares(counts: Mapping[int, int], room: int) -> dict[int, int]:
     """Divide room in proportion; what is left of it goes to those with the largest rests."""
     total = sum(counts.values())

@@ -32,7 +32,8 @@ WRITER_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,127}"
 SINK_NAMES: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark's own that a sink gets, too."""
 
-PLANNED_MODES: Final = frozenset({"peek", "history"})
+GROUPLESS_MODES: Final = ("peek", "history")
+MAX_TIME_MS: Final = 2**53
 KEY_NAMES: Final = frozenset({
     "connectionstring", "sharedaccesskey", "sharedaccesskeyname", "sharedaccesssignature", "key",
     "token", "password", "kafka.sasl.jaas.config", "eventhubs.connectionstring",
@@ -43,11 +44,12 @@ KEY_NAMES: Final = frozenset({
 @dataclass(frozen=True, slots=True)
 class Options:
     """Checked options. `mode` None: that of the group. `starting` None: where the group is. Limits
-    0: none.
+    0: none. Without a group, as `mode` says, `reader_group` is "". Times of a history are in
+    milliseconds since the epoch; None: no bound.
     """
 
     entity: str
-    reader_group: str
+    reader_group: str = ""
     endpoint: str | None = None
     sub_queue: SubQueue = "main"
     mode: str | None = None
@@ -60,6 +62,13 @@ class Options:
     tls_ca_file: str | None = None
     is_raw_included: bool = False
     properties_format: PropertiesFormat = "map"
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    @property
+    def is_groupless(self) -> bool:
+        """Return whether the mode reads without a reader group."""
+        return self.mode in GROUPLESS_MODES
 
     @property
     def offset_entity(self) -> str:
@@ -89,8 +98,45 @@ SUB_QUEUE_PATHS: Final[dict[SubQueue, str]] = {
 def read_options(given: Mapping[str, str]) -> Options:
     """Check options as Spark hands them over. Raises `InvalidOption`."""
     values = _values(given, _OPTIONS, _WRITE_OPTIONS, "writing")
-    _check_there(values, {"entity": "entity", "reader_group": "readerGroup"})
-    return Options(**values)  # type: ignore[arg-type]  # each reader returns its field's type
+    required = {"entity": "entity"}
+    if values.get("mode") not in GROUPLESS_MODES:
+        required["reader_group"] = "readerGroup"
+    _check_there(values, required)
+    options = Options(**values)  # type: ignore[arg-type]  # each reader returns its field's type
+    _check_mode(options)
+    return options
+
+
+def _check_mode(options: Options) -> None:
+    """Raise `InvalidOption` for an option that belongs to another mode."""
+    mode = options.mode
+    if options.is_groupless and options.reader_group:
+        raise InvalidOption(
+            f"option readerGroup: the mode {mode} reads what is there without a group: leave out"
+            " readerGroup, or leave out mode to read what the group has not read"
+        )
+    if options.is_groupless and options.starting is not None:
+        raise InvalidOption(
+            f"option startingOffsets: the mode {mode} has no offsets: leave it out; a history takes"
+            " startingTimestamp and endingTimestamp"
+        )
+    from_ms, to_ms = options.from_ms, options.to_ms
+    if mode != "history" and (from_ms, to_ms) != (None, None):
+        raise InvalidOption(
+            "options startingTimestamp and endingTimestamp belong to the mode history: leave them"
+            " out, or filter by the column enqueued_time"
+        )
+    if from_ms is not None and to_ms is not None and from_ms > to_ms:
+        raise InvalidOption(f"option endingTimestamp: {to_ms} is before startingTimestamp")
+
+
+def check_grouped(options: Options) -> None:
+    """Raise `InvalidOption` for options without a reader group, where one is needed."""
+    if options.is_groupless:
+        raise InvalidOption(
+            f"option mode: {options.mode} reads what is there now, and only as a batch: use"
+            " spark.read; streams and rejections need a readerGroup instead"
+        )
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -148,7 +194,7 @@ def _check_there(values: Mapping[str, object], names: Mapping[str, str]) -> None
 _WHY: Final = {
     "entity": ": a queue, topic/Subscriptions/name to read, or a topic to write",
     "reader_group": ": a group keeps the messages that are to be read; create one with"
-    " `postbus groups create`",
+    " `postbus groups create`, or read what is there with the mode peek or history",
     "writer": ": the name under which batches are published, each once",
 }
 
@@ -190,10 +236,8 @@ def _target(text: str) -> str:
 
 def _mode(text: str) -> str:
     mode = text.lower()
-    if mode in PLANNED_MODES:
-        raise ValueError(f"the mode {mode} is not there yet, only tap and drain")
-    if mode not in {"tap", "drain"}:
-        raise ValueError(f"there is no mode {text}, only tap and drain")
+    if mode not in {"tap", "drain", *GROUPLESS_MODES}:
+        raise ValueError(f"there is no mode {text}, only tap, drain, peek and history")
     return mode
 
 
@@ -275,6 +319,8 @@ _OPTIONS: Final[_Options] = {
     "tlsCaFile": ("tls_ca_file", _file),
     "includeRaw": ("is_raw_included", _flag),
     "propertiesFormat": ("properties_format", _choice(get_args(PropertiesFormat))),
+    "startingTimestamp": ("from_ms", _count(0, MAX_TIME_MS)),
+    "endingTimestamp": ("to_ms", _count(0, MAX_TIME_MS)),
 }
 _WRITE_OPTIONS: Final[_Options] = {
     "endpoint": ("endpoint", _endpoint),

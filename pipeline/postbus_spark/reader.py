@@ -1,7 +1,8 @@
-"""Reads a reader group as a batch, and what both readers do in executors.
+"""Reads as a batch, and what both readers do in executors.
 
 A batch read looks at a group without claiming, planning or settling anything: it gets the messages
-from the group's place on, and a second one gets them again.
+from the group's place on, and a second one gets them again. Modes without a group get what is
+there.
 """
 
 from __future__ import annotations
@@ -42,12 +43,11 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return tasks for what can be read, at least as many as `minPartitions`."""
-        from postbus_spark.batches import readable
-        from postbus_spark.client import GroupClient
+        from postbus_spark.batches import row_ranges
 
-        client = GroupClient(self.options)
-        group, ranges = readable(client, self.options)
-        return tasks(client, group, ranges, self.options.min_partitions)
+        return [
+            RangePartition(each) for each in row_ranges(self.options, self.options.min_partitions)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a task, in an executor."""

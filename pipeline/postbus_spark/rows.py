@@ -1,7 +1,8 @@
 """Reads the stored rows of a range, in an executor.
 
-A range that breaks off goes on behind its last row: rows of a range are always the same, and their
-positions rise. So a reader gets every row once, or an error, whatever happens to connections.
+A range that breaks off goes on behind its last row: rows that a group reads are always the same,
+and their positions rise. So a reader gets every row once, or an error, whatever happens to
+connections. A mode reads what is there when it comes to it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class RowRange(NamedTuple):
     """A range of a partition, with all that reading it takes; it travels to an executor.
 
     `metadata`: what the schema of the stream must have. `generation_key`: the one of these that
-    changes when the entity is created again.
+    changes when the entity is created again. `selection`: parameters of a mode, which reads without
+    group and epoch.
     """
 
     bus: Bus
@@ -46,6 +48,7 @@ class RowRange(NamedTuple):
     metadata: Mapping[str, str]
     generation_key: str
     is_data_loss_fatal: bool
+    selection: Mapping[str, str | int] | None = None
 
     def __repr__(self) -> str:
         """Return the range without its token: Spark writes partitions into logs."""
@@ -78,9 +81,9 @@ def read_rows(
     while position < wanted.end:
         try:
             for batch in _one_answer(wanted, columns, position):
-                if batch.num_rows:
+                patience.progressed()
+                if batch.num_rows:  # else the bus is still looking, in a mode
                     position = _last_position(batch, position, wanted) + 1
-                    patience.progressed()
                     yield batch
             return
         except DataLoss:
@@ -101,8 +104,7 @@ def _one_answer(
         "partition": wanted.partition,
         "from": position,
         "to": wanted.end,
-        "group": wanted.group,
-        "epoch": wanted.epoch,
+        **(wanted.selection or {"group": wanted.group, "epoch": wanted.epoch}),
         "subQueue": wanted.sub_queue,
         "columns": ",".join(names),
     }

@@ -55,11 +55,12 @@ COLUMNS: Final = (
     Column("application_properties_json", "string"),
     Column("is_malformed", "boolean", is_nullable=False),
     Column("amqp", "binary"),
+    Column("settled_time", "timestamp"),
+    Column("settlement", "string"),
 )
-"""All columns; `delivery_count` and `state` change later and are null for a tap."""
+"""All columns; those of `decode.PRESENT` change later and are null for a reader group."""
 
 BY_NAME: Final = {column.name: column for column in COLUMNS}
-
 
 _TEXT: Final = ("string",)
 WRITTEN: Final[dict[str, tuple[str, ...]]] = {
@@ -81,7 +82,9 @@ WRITTEN: Final[dict[str, tuple[str, ...]]] = {
 """Columns that are written -> the types in Spark's SQL that each may have."""
 
 
-def default_columns(properties: PropertiesFormat, *, is_raw_included: bool) -> list[Column]:
+def default_columns(
+    properties: PropertiesFormat, *, is_raw_included: bool, is_history: bool = False
+) -> list[Column]:
     """Return the columns without a schema of the user."""
     left_out = {
         "map": {"application_properties_json"},
@@ -89,6 +92,8 @@ def default_columns(properties: PropertiesFormat, *, is_raw_included: bool) -> l
     }[properties]
     if not is_raw_included:
         left_out = left_out | {"amqp"}
+    if not is_history:
+        left_out = left_out | {"settled_time", "settlement"}
     return [column for column in COLUMNS if column.name not in left_out]
 
 

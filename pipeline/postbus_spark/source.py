@@ -31,7 +31,11 @@ class PostbusSource(DataSource):
 
         options = self._options()
         return ddl(
-            default_columns(options.properties_format, is_raw_included=options.is_raw_included)
+            default_columns(
+                options.properties_format,
+                is_raw_included=options.is_raw_included,
+                is_history=options.mode == "history",
+            )
         )
 
     def reader(self, schema: StructType) -> BatchReader:

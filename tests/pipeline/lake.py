@@ -67,6 +67,12 @@ class Lake:
                     receiver.complete_message(message)
                 count -= len(messages)
 
+    def dead_letter(self, count: int, reason: str) -> None:
+        with self.bus.client() as client, client.get_queue_receiver(self.entity) as receiver:
+            for _ in range(count):
+                [message] = receiver.receive_messages(1, max_wait_time=5)
+                receiver.dead_letter_message(message, reason=reason)
+
     def connection_file(self, rule: str = "listener", key: str | None = None) -> str:
         """Return a file with a connection string, as a Secret would be mounted."""
         file = self.folder / f"connection-{rule}"

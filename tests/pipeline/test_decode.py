@@ -99,6 +99,8 @@ def test_every_column_of_a_message_of_the_sdk() -> None:
         ],
         "application_properties_json": '{"text":"ü","number":7,"flag":true,"part":1.5}',
         "is_malformed": False,
+        "settled_time": None,
+        "settlement": None,
     }
     assert row_of(slice_message(raw)) == sent
 
@@ -277,6 +279,28 @@ def test_columns_are_decoded_only_where_they_are_named() -> None:
     assert stored["dead_letter_reason"] == ("application_properties",)
     everything = ("envelope", "application_properties", "body")
     assert stored["is_malformed"] == stored["amqp"] == everything
+
+
+def test_what_changes_later_is_null_for_a_group_and_read_without_one() -> None:
+    names = ["position", "delivery_count", "state", "settled_time", "settlement"]
+    schema = arrow_schema(names)
+    nothing = dict.fromkeys(names[1:])
+    assert decoded(sdk_row(position=1), names=names) == [{"position": 1, **nothing}]
+    decoder = Decoder(schema, PLACE, has_present=True)
+    assert decoder.stored_columns == ("position", *names[1:3], "settled_ms", "settlement")
+    stored = pa.table({
+        "position": [1, 2],
+        "delivery_count": pa.array([3, None], pa.int64()),
+        "state": ["deferred", None],
+        "settled_ms": pa.array([None, ENQUEUED_MS], pa.int64()),
+        "settlement": [None, "completed"],
+    })  # fmt: skip
+    batch = decoder.decode(stored.to_batches()[0])
+    assert batch.schema.equals(schema)
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        (1, 3, "deferred", None, None),
+        (2, None, None, ENQUEUED, "completed"),
+    ]
 
 
 def test_each_column_alone_is_what_it_is_among_all() -> None:

@@ -65,12 +65,14 @@ def test_spark_hands_options_over_in_lower_case() -> None:
     [
         ("maxMessagePerTrigger", "1", "did you mean maxMessagesPerTrigger?"),
         ("reader_group", "x", "did you mean readerGroup?"),
-        ("qqq", "x", "there are connectionStringFile, endpoint, entity"),
+        ("qqq", "x", "there are connectionStringFile, endingTimestamp, endpoint"),
         ("connectionString", "Endpoint=sb://x", "would show a key in query plans"),
         ("sharedAccessKey", "x", "POSTBUS_CONNECTION_STRING"),
-        ("mode", "peek", "not there yet"),
-        ("mode", "history", "not there yet"),
+        ("mode", "peek", "option readerGroup: the mode peek reads what is there without a group"),
+        ("mode", "history", "leave out readerGroup"),
         ("mode", "tip", "there is no mode tip"),
+        ("startingTimestamp", "1", "belong to the mode history"),
+        ("endingTimestamp", "2026-01-01", "a whole number from 0"),
         ("endpoint", "bus:5671", "an address such as https://"),
         ("endpoint", "https://user:secret@bus", "without user and password"),
         ("endpoint", "https://bus/path", "without a path"),
@@ -106,6 +108,38 @@ def test_mistakes_are_named(name: str, value: str, text: str) -> None:
 def test_missing_options_are_named(name: str) -> None:
     with pytest.raises(InvalidOption, match=f"the option {name} is missing"):
         read_options({key: value for key, value in LEAST.items() if key != name})
+
+
+def test_modes_without_a_group() -> None:
+    entity = {"entity": "orders"}
+    assert read_options({**entity, "mode": "PEEK"}) == Options("orders", mode="peek")
+    times = {"startingTimestamp": "5", "endingTimestamp": "5"}
+    assert read_options({**entity, "mode": "history", **times}) == Options(
+        "orders", mode="history", from_ms=5, to_ms=5
+    )
+
+
+OFFSET = '{"v":1,"entity":"orders","generation":"g","p":{"0":5}}'
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "peek", "startingTimestamp": "1"}, "belong to the mode history"),
+        ({"mode": "peek", "startingOffsets": OFFSET}, "the mode peek has no offsets"),
+        ({"mode": "history", "startingTimestamp": "-1"}, "a whole number from 0"),
+        ({"mode": "history", "endingTimestamp": "9" * 17}, "a whole number from 0"),
+        (
+            {"mode": "history", "startingTimestamp": "6", "endingTimestamp": "5"},
+            "endingTimestamp: 5 is before startingTimestamp",
+        ),
+        ({"mode": "tap"}, "the option readerGroup is missing"),
+    ],
+)
+def test_options_of_another_mode_are_named(options: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidOption) as error:
+        read_options({"entity": "orders", **options})
+    assert text in str(error.value)
 
 
 def test_offsets_name_the_sub_queue() -> None:

@@ -34,7 +34,8 @@ def test_names_and_types_of_columns_stay() -> None:
         " `delivery_count` int, `state` string, `dead_letter_source` string,"
         " `dead_letter_reason` string, `dead_letter_error_description` string, `body` binary,"
         " `body_type` string, `application_properties` map<string,string>,"
-        " `application_properties_json` string, `is_malformed` boolean, `amqp` binary"
+        " `application_properties_json` string, `is_malformed` boolean, `amqp` binary,"
+        " `settled_time` timestamp, `settlement` string"
     )
 
 
@@ -46,9 +47,15 @@ def test_names_and_types_of_columns_stay() -> None:
         ("map", True, {"application_properties_json"}),
     ],
 )
-def test_columns_without_a_schema(properties: str, is_raw: bool, absent: set[str]) -> None:
-    names = {column.name for column in default_columns(properties, is_raw_included=is_raw)}
-    assert {column.name for column in COLUMNS} - names == absent
+@pytest.mark.parametrize("is_history", [False, True])
+def test_columns_without_a_schema(
+    properties: str, is_raw: bool, absent: set[str], is_history: bool
+) -> None:
+    found = default_columns(properties, is_raw_included=is_raw, is_history=is_history)
+    of_history = set() if is_history else {"settled_time", "settlement"}
+    assert {column.name for column in COLUMNS} - {each.name for each in found} == (
+        absent | of_history
+    )
 
 
 def test_a_schema_is_a_selection_in_any_order() -> None:

@@ -190,7 +190,7 @@ def test_tables_of_sql_read_it(spark: SparkSession, options: dict[str, str]) -> 
     ("more", "text"),
     [
         ({"maxMessagePerTrigger": "1"}, "did you mean maxMessagesPerTrigger?"),
-        ({"mode": "peek"}, "the mode peek is not there yet"),
+        ({"mode": "peek"}, "the mode peek reads what is there without a group"),
         ({"connectionString": "Endpoint=sb://x"}, "would show a key in query plans"),
     ],
 )
@@ -206,6 +206,32 @@ def test_a_wrong_schema_is_named(spark: SparkSession, options: dict[str, str]) -
     reader = spark.read.format("postbus").options(**options).schema("bodi binary")
     with pytest.raises(PySparkException, match=r"no column bodi, did you mean body\?"):
         reader.load().count()
+
+
+def test_spark_reads_what_is_there_without_a_group(
+    spark: SparkSession, bus: BusThread, tmp_path: Path
+) -> None:
+    lake = Lake(bus, bus.queue(historyRetention="P1D"), tmp_path)
+    lake.send(b"done", b"dead", b"dead", b"live")
+    lake.complete(1)
+    lake.dead_letter(2, "NoPrice")
+    access = {name: text for name, text in lake.options().items() if name != "readerGroup"}
+    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
+    _, _, program, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(program, "spark.md", "exec"), names)
+    by_reason, past = names["looked_at"](spark, access)
+    assert [tuple(row) for row in by_reason.collect()] == [("NoPrice", 2)]
+    assert past.columns == ["message_id", "settled_time", "settlement"]
+    assert past.count() == 0, "the hour of the guide is long ago"
+    reader = spark.read.format("postbus").options(**access, mode="history", minPartitions="3")
+    kept = reader.load()
+    assert kept.rdd.getNumPartitions() == 3
+    assert [row.settlement for row in kept.orderBy("position").collect()] == [
+        "completed", "deadLettered", "deadLettered", None,
+    ]  # fmt: skip
+    with pytest.raises(PySparkException, match=r"use spark\.read; streams and rejections need a"):
+        start(spark, {**access, "mode": "peek"}, Captured(lake), tmp_path).awaitTermination(END_S)
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -348,7 +374,7 @@ def test_the_program_of_the_guide_works(
     lake.create()
     lake.send(b"from the guide", subject="news")
     guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    program, _, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program, *_ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     program = program.replace("/run/secrets/postbus/connection-string", lake.connection_file())
     program = program.replace("/checkpoints/lake", str(tmp_path / "checkpoint"))
     exec(compile(program, "spark.md", "exec"), {})
@@ -365,7 +391,7 @@ def test_a_drain_rejects_what_the_guide_rejects(
     lake.send(b"bad")
     lake.create(kind="drain")
     guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    _, program, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    _, program, *_ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"options": lake.options()}
     program = program.replace("/lake/orders", str(tmp_path / "table"))
     exec(compile(program, "spark.md", "exec"), names)
