@@ -307,6 +307,7 @@ GRANTS: Final = [
     ("delete", "postbus.dev", "subscriptions", ""),
     ("watch", "", "secrets", ""),
     ("create", "apps", "statefulsets", ""),
+    ("create", "batch", "jobs", ""),
     ("patch", "", "persistentvolumeclaims", ""),
     ("create", "events.k8s.io", "events", ""),
 ]

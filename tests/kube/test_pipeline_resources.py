@@ -133,6 +133,15 @@ def jobs(shop: Shop) -> list[Any]:
     return items
 
 
+def names(shop: Shop) -> list[str]:
+    """Return the names of all Jobs."""
+    return [each["metadata"]["name"] for each in jobs(shop)]
+
+
+def replicas(shop: Shop) -> Any:
+    return found(shop, STATEFUL_SETS)["spec"]["replicas"]
+
+
 def say(shop: Shop, type: ResourceType, name: str, **status: Any) -> None:
     """Write what a controller says of a workload."""
     path = type.path(shop.name, name, "status")
@@ -206,15 +215,15 @@ async def test_a_continuous_pipeline_lives_from_its_queue_to_its_deletion(
 
         shop.change("Pipeline", "prices", spec={"suspend": True})
         await has(shop, "False", "Suspended")
-        assert found(shop, STATEFUL_SETS)["spec"]["replicas"] == 0
+        assert replicas(shop) == 0
         assert groups(shop) == {"prices": "drain"}
         shop.change("Pipeline", "prices", spec={"suspend": False})
-        await eventually(lambda: found(shop, STATEFUL_SETS)["spec"]["replicas"] == 1)
+        await eventually(lambda: replicas(shop) == 1)
 
         shop.delete("Pipeline", "prices")
         blocked = partial(shop.condition, "Pipeline", "prices", "DeletionBlocked")
         await eventually(lambda: blocked() == ("True", "DriverEnds"))
-        assert found(shop, STATEFUL_SETS)["spec"]["replicas"] == 0
+        assert replicas(shop) == 0
         assert groups(shop) == {"prices": "drain"}
         say(shop, STATEFUL_SETS, NAME, replicas=0, availableReplicas=0, readyReplicas=0)
         await eventually(lambda: shop.is_gone("Pipeline", "prices"))
@@ -333,13 +342,12 @@ async def test_a_pipeline_that_runs_once_is_a_job_for_each_document(
         say(shop, JOBS, job["metadata"]["name"], startTime=now, failed=1, conditions=[going, over])
         await has(shop, "False", "DecisionNeeded")
         shop.change("Pipeline", "prices", spec={"limits": {"maxAttempts": 6}})
-        await eventually(
-            lambda: [each["metadata"]["uid"] for each in jobs(shop)] != [job["metadata"]["uid"]]
-        )
-        [later] = await eventually(lambda: [each for each in jobs(shop) if len(jobs(shop)) == 1])
+        await eventually(lambda: names(shop) and job["metadata"]["name"] not in names(shop))
+        [later] = names(shop)
         shop.change("Pipeline", "prices", spec={"trigger": {"once": None, "continuous": "PT1S"}})
-        await eventually(lambda: jobs(shop) == [] and found(shop, STATEFUL_SETS))
-        assert later["metadata"]["name"] != job["metadata"]["name"]
+        await eventually(lambda: names(shop) == [] and replicas(shop) == 1)
+        shop.change("Pipeline", "prices", spec={"trigger": {"once": True, "continuous": None}})
+        await eventually(lambda: names(shop) == [later] and replicas(shop) == 0)
 
 
 # --- what is refused ----------------------------------------------------------------------------

@@ -69,8 +69,7 @@ UNUSED: Final[dict[str, set[Grant]]] = {
         (verb, "policy", "poddisruptionbudgets") for verb in ("get", "create", "patch")
     },
     "a bus that answers, for its pipelines": {
-        *(("delete", "apps", "statefulsets"), ("get", "batch", "jobs")),
-        *((verb, "batch", "jobs") for verb in ("create", "patch", "delete")),
+        (verb, "batch", "jobs") for verb in ("get", "create", "patch", "delete")
     },
 }
 """Rights for what does not happen here, or not always."""

@@ -87,10 +87,10 @@ imagePullSecrets:
 - apiGroups: [""]
   resources: [configmaps, services]
   verbs: [get, list, watch, create, patch]
-# A pipeline changes from a StatefulSet to a Job, and from Job to Job.
 - apiGroups: [apps]
   resources: [statefulsets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
+# A pipeline has another Job for another document.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]

@@ -58,23 +58,28 @@ async def put(context: Context, resource: Resource, wanted: Json) -> Found:
 
 async def stop(context: Context, resource: Resource) -> list[Found]:
     """Let the pods of a pipeline end after their batch; return its workloads."""
-    found = []
-    for each in workloads_of(context, resource):
-        if not is_suspended(each):
-            type, name = type_of(each), each["metadata"]["name"]
-            each = await context.api.patch(type, resource.key.namespace, name, suspension(each))
-        found.append(each)
-    return found
+    return [await _stopped(context, each) for each in workloads_of(context, resource)]
 
 
 async def remove_others(context: Context, resource: Resource, kept: Found) -> None:
-    """Delete the workloads of former documents."""
+    """End the workloads of former documents; a StatefulSet without pods goes with its Pipeline."""
     for each in workloads_of(context, resource):
         metadata = each["metadata"]
-        if metadata["uid"] != kept["metadata"]["uid"]:
-            await context.api.delete(
-                type_of(each), metadata["namespace"], metadata["name"], uid=metadata["uid"]
-            )
+        if metadata["uid"] == kept["metadata"]["uid"]:
+            continue
+        if type_of(each) is JOBS:
+            name, uid = metadata["name"], metadata["uid"]
+            await context.api.delete(JOBS, metadata["namespace"], name, uid=uid)
+        else:
+            await _stopped(context, each)
+
+
+async def _stopped(context: Context, found: Found) -> Found:
+    if is_suspended(found):
+        return found
+    metadata = found["metadata"]
+    change = suspension(found)
+    return await context.api.patch(type_of(found), metadata["namespace"], metadata["name"], change)
 
 
 async def pods_of(context: Context, resource: Resource) -> list[Json]:
