@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import uuid
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from itertools import pairwise
@@ -14,6 +15,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from postbus.contract.bulk import PRESENT_COLUMNS, ReadableRanges
+from postbus.message.codec import Value
 from postbus.store import browse_rows
 from tests.edge.bulk.bulk_client import (
     LAST_CHUNK,
@@ -27,6 +29,8 @@ from tests.edge.bulk.bulk_client import (
     table_of,
 )
 from tests.edge.bus_thread import BusThread
+from tests.edge.hostile_client import HostileClient
+from tests.edge.hostile_client import settle as settle_over_amqp
 from tests.edge.http_client import HttpClient
 
 HISTORY = {"history": {"retention": "P7D"}}
@@ -151,6 +155,23 @@ async def test_a_peek_shows_dead_letters_with_their_reasons_and_deliveries(
     assert all(b"NoPrice" in row["application_properties"] for row in rows)
     assert [row["state"] for row in rows] == ["active", "active"]
     assert await Browser(http, queue, "peek").bodies() == [b"three"]
+
+
+async def test_a_peek_shows_properties_that_a_receiver_has_changed(
+    http: HttpClient, queue: str
+) -> None:
+    await send(http, queue, "one")
+    await sdk(http, abandon_with, queue, {"attempt": "failed here"})
+    [row] = await Browser(http, queue, "peek").rows("application_properties,body")
+    assert b"failed here" in row["application_properties"]
+
+
+def abandon_with(bus: BusThread, queue: str, changes: dict[str, Value]) -> None:
+    with HostileClient(bus) as hostile:
+        [transfer] = hostile.receive(queue, 1, handle=50)
+        token = uuid.UUID(bytes_le=bytes(transfer.fields[2]))
+        more = {"disposition-status": "abandoned", "properties-to-modify": changes}
+        assert settle_over_amqp(hostile, queue, token, **more) == (200, "")
 
 
 def peeked_dead_letters(bus: BusThread, queue: str) -> list[tuple[int, int]]:
@@ -411,6 +432,20 @@ async def test_a_mode_or_a_range_that_does_not_fit_is_refused(
     answer = await client.call("GET", request_line.replace("partition=0", f"partition={own}"))
     assert problem_of(answer) == (400, "InvalidRequest")
     assert words in answer.body.decode()
+
+
+@pytest.mark.parametrize("mode", ["peek", "history"])
+async def test_ranges_end_where_the_next_message_will_be(
+    http: HttpClient, queue: str, mode: str
+) -> None:
+    await send(http, queue, "one")
+    browser = Browser(http, queue, mode)
+    [found] = (await browser.ranges()).partitions
+    [tapped] = (await browser.client.ranges()).partitions
+    assert found.next_position == tapped.next_position
+    await send(http, queue, "two")
+    rows = await browser.part(found.partition, found.low, found.next_position)
+    assert bodies_of(rows) == [b"one"]
 
 
 async def test_a_range_may_reach_beyond_what_is_there(http: HttpClient, queue: str) -> None:
