@@ -100,7 +100,10 @@ class Browse:
             pieces = await host.browse.pieces(*place, first, end, selection)
         limit = FIRST_ROWS
         for piece in pieces:
-            rest = piece
+            rest, attempts = piece, None
+            if with_present:
+                with store_errors():
+                    attempts = await host.browse.attempts(piece)
             while rest.first < rest.end:
                 with store_errors():
                     columns, present = await host.browse.read(
@@ -111,6 +114,7 @@ class Browse:
                         with_properties=with_properties,
                         with_body=with_body,
                         with_present=with_present,
+                        attempts=attempts,
                     )
                 if columns.low == NO_ENTITY:
                     raise BulkRefused(Refused(Refusal.ENTITY_NOT_FOUND, "the entity was deleted"))
