@@ -230,8 +230,6 @@ def test_spark_reads_what_is_there_without_a_group(
     assert [row.settlement for row in kept.orderBy("position").collect()] == [
         "completed", "deadLettered", "deadLettered", None,
     ]  # fmt: skip
-    with pytest.raises(PySparkException, match=r"use spark\.read; streams and rejections need a"):
-        start(spark, {**access, "mode": "peek"}, Captured(lake), tmp_path).awaitTermination(END_S)
 
 
 # --- streams --------------------------------------------------------------------------------------
