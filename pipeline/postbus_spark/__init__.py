@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from postbus_spark.batches import read_batches as read_batches
+    from postbus_spark.causes import dead_letter_causes as dead_letter_causes
     from postbus_spark.publish import Writer as Writer
     from postbus_spark.publish import publish_messages as publish_messages
     from postbus_spark.rejects import reject_messages as reject_messages
     from postbus_spark.source import PostbusSource as PostbusSource
 
-__all__ = ["PostbusSource", "Writer", "publish_messages", "read_batches", "reject_messages"]
+__all__ = [
+    "PostbusSource", "Writer", "dead_letter_causes", "publish_messages", "read_batches",
+    "reject_messages",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
@@ -24,6 +28,10 @@ def __getattr__(name: str) -> object:
         from postbus_spark.batches import read_batches
 
         return read_batches
+    if name == "dead_letter_causes":
+        from postbus_spark.causes import dead_letter_causes
+
+        return dead_letter_causes
     if name == "reject_messages":
         from postbus_spark.rejects import reject_messages
 

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postbus_spark import publish_messages
+from postbus_spark.jobs.dead_letters import causes_of
 from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import KEYS, Lake
 from tests.pipeline.spark_pipelines import PipelineTests, drained
@@ -405,6 +406,42 @@ def test_a_drain_rejects_what_the_guide_rejects(
     table = spark.read.parquet(str(tmp_path / "table"))
     assert sorted(bytes(row.body) for row in table.collect()) == [b"better", b"good"]
     assert bus.counts(lake.entity).dead_letter == 1
+
+
+# --- dead letters -------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_grouped_and_chosen_as_the_guide_does(
+    spark: SparkSession, lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake.send(*(b"apple %d" % number for number in range(3)), b"pear", b"plum")
+    texts = {b"pear": ("NoPrice", "no price at 10:15"), b"plum": ("", "")}
+    with lake.bus.client() as client, client.get_queue_receiver(lake.entity) as receiver:
+        for message in receiver.receive_messages(5, max_wait_time=5):
+            body = b"".join(message.body)
+            reason, description = texts.get(body, ("NoPrice", f"no price for {body.decode()}"))
+            receiver.dead_letter_message(message, reason, description)
+    file = lake.connection_file()
+    given = {"entity": lake.entity, "subQueue": "deadLetter", "connectionStringFile": file}
+    causes = {each["description"]: each for each in causes_of(spark, given)}
+    assert {text: each["letters"] for text, each in causes.items()} == {
+        "no price for apple *": 3, "no price at *": 1, "": 1,
+    }  # fmt: skip
+    found = causes["no price for apple *"]
+    assert (found["reason"], found["example_description"]) == ("NoPrice", "no price for apple 0")
+    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
+    *_, program = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    for old, new in {
+        '"orders"': f'"{lake.entity}"',
+        "/run/secrets/postbus/connection-string": file,
+        "/tmp/chosen.txt": str(tmp_path / "chosen.txt"),
+    }.items():
+        program = program.replace(old, new)
+    exec(compile(program, "spark.md", "exec"), {"spark": spark})
+    assert "no price for apple *" in capsys.readouterr().out
+    numbers = (tmp_path / "chosen.txt").read_text().split()
+    assert len(numbers) == len(set(numbers)) == 3
+    assert numbers[0] == str(found["example_number"])
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +25,7 @@ SESSION: Final = {
 }
 """Settings of Spark that a pipeline relies on, or that suit a driver that nobody looks at."""
 DESCRIPTION: Final = "Run a pipeline: messages of a bus, transformed by Spark."
+CONNECTION_HELP: Final = "a file with a connection string, instead of POSTBUS_CONNECTION_STRING"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument(
                 "--connection-string-file",
                 metavar="FILE",
-                help="a file with a connection string, instead of POSTBUS_CONNECTION_STRING",
+                help=CONNECTION_HELP,
             )
         if command is _run:
             sub.add_argument(
@@ -88,7 +89,19 @@ def _parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="try a batch once more that has failed as often as it may",
             )
+    _add_dead_letters(commands)
     return parser
+
+
+def _add_dead_letters(commands: Any) -> None:
+    text = "group the dead letters of an entity by cause; changes nothing"
+    sub = commands.add_parser("dead-letters", help=text, description=text.capitalize())
+    sub.add_argument("entity", help="a queue, or topic/Subscriptions/name")
+    sub.add_argument("--transfer", action="store_true", help="transfer dead letters instead")
+    sub.add_argument("--html", type=Path, metavar="FILE", help="write a page with all causes")
+    sub.add_argument("--json", type=Path, metavar="FILE", help="write them for programs")
+    sub.add_argument("--connection-string-file", metavar="FILE", help=CONNECTION_HELP)
+    sub.set_defaults(command=_dead_letters)
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -105,7 +118,7 @@ def _run(given: argparse.Namespace) -> None:
     client = GroupClient(read_options(options))
     client.group()
     runner = Runner(document, client, options, is_tried_again=given.again)
-    spark = _session(document)
+    spark = _session(document.metadata.name)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: runner.stop())
     try:
@@ -119,7 +132,7 @@ def _check(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.frames import check_frames
 
     document = _document(given)
-    spark = _session(document)
+    spark = _session(document.metadata.name)
     try:
         check_frames(document.spec, spark)
     finally:
@@ -132,7 +145,7 @@ def _explain(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.frames import check_frames
 
     document = _document(given)
-    spark = _session(document)
+    spark = _session(document.metadata.name)
     try:
         for line in explained(document, check_frames(document.spec, spark)):
             print(line)
@@ -191,6 +204,31 @@ def _verify(given: argparse.Namespace) -> None:
         raise InvalidTable("\n".join(problems))
 
 
+def _dead_letters(given: argparse.Namespace) -> None:
+    from postbus_spark.jobs.dead_letters import causes_of, html_of, json_of, lines_of
+    from postbus_spark.options import read_options
+    from postbus_spark.tokens import load_credentials
+
+    options = {
+        "entity": given.entity,
+        "subQueue": "transferDeadLetter" if given.transfer else "deadLetter",
+    }
+    if given.connection_string_file is not None:
+        options["connectionStringFile"] = str(Path(given.connection_string_file).absolute())
+    read_options({**options, "mode": "peek"})
+    load_credentials(options.get("connectionStringFile"))
+    spark = _session(f"dead letters of {given.entity}")
+    try:
+        causes = causes_of(spark, options)
+    finally:
+        spark.stop()
+    for file, text in ((given.html, html_of), (given.json, json_of)):
+        if file is not None:
+            file.write_text(text(given.entity, causes), encoding="utf-8")
+    for line in lines_of(causes):
+        print(line)
+
+
 def _document(given: argparse.Namespace) -> PipelineDocument:
     from postbus_spark.jobs.documents import read_pipeline
 
@@ -206,7 +244,7 @@ def _make_importable(folder: str) -> None:
     os.environ["PYTHONPATH"] = f"{known}{os.pathsep}{folder}" if known else folder
 
 
-def _session(document: PipelineDocument) -> SparkSession:
+def _session(name: str) -> SparkSession:
     """Start Spark, or return the session that runs. Raises `JavaMissing`."""
     from pyspark.sql import SparkSession
 
@@ -215,7 +253,7 @@ def _session(document: PipelineDocument) -> SparkSession:
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         raise JavaMissing("Spark needs Java 17 or 21, and there is no java on PATH: install it")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(document.metadata.name)
+    builder = SparkSession.builder.appName(name)
     for name, value in SESSION.items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
