@@ -52,6 +52,10 @@ hooks: ## let git check each commit message as CI does
 demo: .venv-demo/.ready ## a bus from nothing, driven and checked with the official SDK
 	@$(DEMO_BIN)/python examples/demo.py
 
+.PHONY: demo-pipeline
+demo-pipeline: setup ## a pipeline that is killed, a capture, a repair, a replay; needs java
+	@$(BIN)/python examples/demo_pipeline.py
+
 .PHONY: dev
 dev: .venv-demo/.ready ## a bus on this machine from examples/, data in .postbus
 	@$(DEMO_BIN)/python -m postbus dev examples $(DEV_FLAGS)
