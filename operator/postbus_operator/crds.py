@@ -358,11 +358,11 @@ FOLDER: Final = "an absolute path of a folder, such as /lake/orders"
 ANOTHER_PIPELINE: Final = "create another Pipeline"
 
 
-def _folder(path: str, field: str) -> Rule:
+def _folder(path: str, field: str, unless: str = "") -> Rule:
     """Return a rule for a folder: below the root, without `..`, no address of an object store."""
     return Rule(
         path,
-        f"self.{field}.startsWith('/') && !self.{field}.contains('://')"
+        f"{unless}self.{field}.startsWith('/') && !self.{field}.contains('://')"
         f" && !self.{field}.matches('(^|/)[.][.](/|$)')"
         f" && self.{field}.matches('/([^/.]|[.][^/.]|[.][.][^/])')",
         FOLDER,
@@ -396,6 +396,11 @@ PIPELINE_RULES: Final = (
         "spec.sources[]",
         "has(self.queue) != has(self.topic) && has(self.queue) != has(self.subscription)",
         "name a queue, or a topic and its subscription",
+    ),
+    Rule(
+        "spec.lookups[]",
+        "has(self.parquet) != has(self.delta)",
+        "name one table: parquet or delta, with its folder",
     ),
     Rule("spec.transform", "has(self.sql) != has(self.python)", "write either sql or python"),
     Rule(
@@ -433,6 +438,8 @@ PIPELINE_RULES: Final = (
     _folder("spec.checkpoint", "path"),
     _folder("spec.sinks[].table", "path"),
     _folder("spec.volumes[]", "mountPath"),
+    _folder("spec.lookups[]", "parquet", unless="!has(self.parquet) || "),
+    _folder("spec.lookups[]", "delta", unless="!has(self.delta) || "),
     Rule(
         "spec",
         "self.sinks.all(s, !has(s.table) || has(self.volumes)"

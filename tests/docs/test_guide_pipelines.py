@@ -52,7 +52,7 @@ def test_fields_of_the_guide_are_those_of_the_model() -> None:
     shown_together = {
         "sources[].topic", "sources[].subscription", "sources[].body", "trigger.continuous",
         "trigger.once", "transform", "sinks", "limits", "checkpoint", "sinks[].topic", "runtime",
-        "volumes", "operatorSpec",
+        "volumes", "operatorSpec", "lookups[].delta",
     }  # fmt: skip
     assert known - set(rows) == shown_together
 

@@ -25,6 +25,10 @@ def sink(**fields: Any) -> Spec:
     return {"sinks": [{"from": "orders", **fields}]}
 
 
+def looked_up(*lookups: Spec) -> Spec:
+    return {"lookups": list(lookups)}
+
+
 def table(**fields: Any) -> Spec:
     return {"sinks": [{"from": "orders", "table": TABLE["table"] | fields}], "volumes": [LAKE]}
 
@@ -42,6 +46,12 @@ REFUSED_PIPELINES: Final = [
     (source(topic="events"), "name a queue, or a topic and its subscription"),
     (source(queue="orders", mode="peek"), "supported values"),
     (source(queue="orders", readerGroup="Lake"), "should match"),
+    (looked_up({"name": "prices"}), "name one table: parquet or delta"),
+    (looked_up({"name": "prices", "parquet": "/a", "delta": "/b"}), "name one table"),
+    (looked_up({"name": "Prices", "parquet": "/a"}), "should match"),
+    (looked_up({"name": "prices", "parquet": "s3://a"}), "an absolute path of a folder"),
+    (looked_up({"name": "prices", "delta": "/a/../b"}), "an absolute path of a folder"),
+    (looked_up(*({"name": f"p{number}", "delta": "/a"} for number in range(21))), "at most 20"),
     ({"transform": {}}, "write either sql or python"),
     (
         {"transform": {"sql": {"a": "b"}, "python": {"module": "a", "function": "b"}}},
@@ -98,6 +108,8 @@ ACCEPTED_PIPELINES: Final[list[Spec]] = [
     {"transform": {"python": {"module": "shop.pricing", "function": "price"}}},
     {"transform": {"sql": {f"output_{number}": "select 1" for number in range(100)}}},
     {"sinks": [{"from": f"o{number}", "queue": "copies"} for number in range(100)]},
+    looked_up(*({"name": f"p{number}", "parquet": "/a"} for number in range(20))),
+    looked_up({"name": "prices", "delta": "/lake/prices"}),
     {"trigger": {"continuous": "PT0.1S"}, "suspend": True},
     {"runtime": {"cores": 8, "memory": "1536Mi", "image": "shop/pricing:7"}},
     {"operatorSpec": {"deletionPolicy": "Retain"}},

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from postbus.contract.pipeline import PipelineSpec
 from postbus_spark.client import GroupClient
 from postbus_spark.errors import Fenced, StaleWriter
 from postbus_spark.jobs import batches, runner
@@ -329,6 +332,91 @@ class PipelineTests:
         pipe.run(spark)
         assert pipe.skus() == GOOD
         assert reasons(drained) == ["MalformedBody", "MalformedBody", "rejected"]
+
+    def test_lookups_are_read_for_each_batch(self, spark: SparkSession, drained: Lake) -> None:
+        prices, sizes = drained.folder / "prices", drained.folder / "sizes"
+        deltalake.write_deltalake(sizes, pa.table({"sku": [*GOOD, "late"], "size": 13 * ["m"]}))
+        prices.mkdir()
+        pq.write_table(pa.table({"sku": GOOD, "price": 12 * [2.5]}), prices / "a.parquet")
+        joined = (
+            "select body.sku, price, size, partition, position, enqueued_time from orders"
+            " join prices p on p.sku = body.sku join sizes s on s.sku = body.sku"
+        )
+        pipe = Pipe(
+            drained,
+            lookups=[
+                {"name": "prices", "parquet": str(prices)},
+                {"name": "sizes", "delta": str(sizes)},
+            ],
+            transform={"sql": {**TRANSFORM["sql"], "priced": joined}},
+        )
+        pipe.run(spark)
+        assert is_done(pipe)
+        assert {(row["price"], row["size"]) for row in pipe.rows()} == {(2.5, "m")}
+        late = pa.table({"sku": ["late"], "price": [9.5], "note": ["a column that others lack"]})
+        pq.write_table(late, prices / "b.parquet")
+        deltalake.DeltaTable(sizes).update(updates={"size": "'xl'"})
+        drained.send(order("late"))
+        pipe.run(spark)
+        assert {(row["price"], row["size"]) for row in pipe.rows() if row["sku"] == "late"} == {
+            (9.5, "xl")
+        }
+
+    @pytest.mark.parametrize(
+        ("lookup", "text"),
+        [
+            ({"parquet": "none"}, r"spec.lookups\[0\].parquet: there is no folder .*none: make it"),
+            ({"delta": "none"}, r"spec.lookups\[0\].delta: there is no folder"),
+            ({"parquet": "empty"}, r"empty cannot be read as Parquet \(.*UNABLE_TO_INFER_SCHEMA"),
+            ({"delta": "bad"}, "bad cannot be read as Delta"),
+        ],
+    )
+    def test_a_lookup_that_cannot_be_read_is_named(
+        self, spark: SparkSession, tmp_path: Path, lookup: dict[str, str], text: str
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad" / "a.parquet").write_text("no Parquet")
+        [(kind, name)] = lookup.items()
+        spec = {
+            "sources": [{"name": "orders", "queue": "orders"}],
+            "lookups": [{"name": "prices", kind: str(tmp_path / name)}],
+            "transform": {"python": {"module": "builtins", "function": "dict"}},
+            "sinks": [{"from": "orders", "table": {"format": "parquet", "path": "/lake/orders"}}],
+            "trigger": {"once": True},
+            "checkpoint": {"path": "/checkpoints/orders"},
+        }
+        with pytest.raises(InvalidPipeline, match=text) as failed:
+            check_frames(PipelineSpec.model_validate(spec), spark)
+        assert exit_code(failed.value) is ExitCode.CONFIGURATION
+        if name == "bad":
+            spec["lookups"] = [{"name": "prices", "parquet": str(tmp_path / name)}]
+            with pytest.raises(Exception, match="reading file") as failed:
+                check_frames(PipelineSpec.model_validate(spec), spark)
+            assert exit_code(failed.value) is ExitCode.RETRY, "it may be on its way"
+            assert "bad/a.parquet" in shown(failed.value)
+
+    def test_a_function_gets_lookups(
+        self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "joining.py").write_text(
+            "def join(frames):\n"
+            "    return {'priced': frames['orders'].join(frames['prices'], 'message_id')}\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "prices").mkdir()
+        prices = pa.table({"message_id": ["a"], "price": [1.0]})
+        pq.write_table(prices, tmp_path / "prices" / "a.parquet")
+        spec = {
+            "sources": [{"name": "orders", "queue": "orders"}],
+            "lookups": [{"name": "prices", "parquet": str(tmp_path / "prices")}],
+            "transform": {"python": {"module": "joining", "function": "join"}},
+            "sinks": [{"from": "priced", "table": {"format": "delta", "path": "/lake/orders"}}],
+            "trigger": {"once": True},
+            "checkpoint": {"path": "/checkpoints/orders"},
+        }
+        found = check_frames(PipelineSpec.model_validate(spec), spark)
+        assert "price" in found["priced"].columns
 
     def test_an_output_with_other_positions_is_refused(
         self, spark: SparkSession, drained: Lake

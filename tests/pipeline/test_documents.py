@@ -36,6 +36,7 @@ spec:
   checkpoint: {path: /checkpoints/price-orders}
 """
 Change = Callable[[Any], None]
+PRICES = {"name": "prices", "parquet": "/lake/prices"}
 
 
 def problems(folder: Path, text: str) -> list[str]:
@@ -51,6 +52,10 @@ def changed(folder: Path, change: Change) -> list[str]:
     change(document["spec"])
     found = problems(folder, yaml.safe_dump(document))
     return [each.partition(": ")[2] for each in found]
+
+
+def looked_up(spec: Any, *lookups: object) -> None:
+    spec.update(lookups=list(lookups))
 
 
 def test_a_document_has_defaults(tmp_path: Path) -> None:
@@ -135,6 +140,29 @@ def test_fields_are_checked_together(tmp_path: Path) -> None:
         (lambda spec: spec["sinks"][0]["table"].update(path="s3://b/a"), "of a file system"),
         (lambda spec: spec["sinks"][0]["table"].update(path="//"), "below the root"),
         (lambda spec: spec["sinks"][0]["table"].update(partitionBy=["hour"]), "[date, hour]"),
+        (lambda spec: looked_up(spec, {"name": "prices"}), "spec.lookups[0]: name one table"),
+        (lambda spec: looked_up(spec, {**PRICES, "delta": "/a"}), "spec.lookups[0]: name one"),
+        (lambda spec: looked_up(spec, {**PRICES, "parquet": "s3://a"}), "lookups[0].parquet: only"),
+        (lambda spec: looked_up(spec, PRICES), "spec.lookups[0].name: no query reads prices"),
+        (lambda spec: looked_up(spec, PRICES, PRICES), "spec.lookups[1].name: a source, a lookup"),
+        (lambda spec: looked_up(spec, {**PRICES, "name": "orders"}), "has the name orders"),
+        (lambda spec: looked_up(spec, {**PRICES, "name": "priced"}), "has the name priced"),
+        (lambda spec: looked_up(spec, {**PRICES, "name": "malformed"}), "has the name malformed"),
+        (
+            lambda spec: looked_up(spec, *21 * [PRICES]),
+            "spec.lookups: tuple should have at most 20",
+        ),
+        (
+            lambda spec: looked_up(spec, {**PRICES, "parquet": "/lake/priced/date=2026-01-31"}),
+            "spec.lookups[0]: the sink from priced has /lake/priced",
+        ),
+        (
+            lambda spec: (
+                looked_up(spec, {**PRICES, "name": "priced"}),
+                spec.update(transform={"python": {"module": "a", "function": "b"}}),
+            ),
+            "spec.lookups[0].name: a sink is from priced",
+        ),
         (lambda spec: spec["trigger"].update(once=True), "write either continuous"),
         (lambda spec: spec["trigger"].update(schedule="* * * * *"), "unknown field"),
         (lambda spec: spec["trigger"].update(continuous="PT0.01S"), "between PT0.1S and P1D"),

@@ -31,6 +31,7 @@ MALFORMED: Final = "malformed"
 
 DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 MAX_SINKS: Final = 100
+MAX_LOOKUPS: Final = 20
 DEFAULT_ATTEMPTS: Final = 5
 """Our choice: enough for a lake that is full for some minutes, when a supervisor restarts."""
 
@@ -58,7 +59,7 @@ def _folder(path: str) -> str:
 Folder = Annotated[str, StringConstraints(min_length=1, max_length=1_000), AfterValidator(_folder)]
 VIEW_NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
 ViewName = Annotated[str, StringConstraints(max_length=63, pattern=VIEW_NAME)]
-"""Name of a source or an output: a view in SQL."""
+"""Name of a source, a lookup or an output: a view in SQL."""
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=100_000, strip_whitespace=True)]
 WORD: Final = "[A-Za-z_][A-Za-z0-9_]*"
@@ -106,6 +107,25 @@ class Source(Model):
         if self.queue is not None:
             return self.queue
         return subscription_path(self.topic or "", self.subscription or "")
+
+
+class Lookup(Model):
+    """Rows of a table, as a view beside the source: a folder of Parquet, or a table of Delta."""
+
+    name: ViewName
+    parquet: Folder | None = None
+    delta: Folder | None = None
+
+    @model_validator(mode="after")
+    def _has_one_table(self) -> Self:
+        if (self.parquet is None) == (self.delta is None):
+            raise ValueError("name one table: parquet or delta, with its folder")
+        return self
+
+    @property
+    def folder(self) -> str:
+        """The folder of the table."""
+        return self.parquet or self.delta or ""
 
 
 # --- transformation -----------------------------------------------------------------------------
@@ -275,6 +295,7 @@ class PipelineSpec(Model):
 
     owner: Owner | None = None
     sources: Annotated[tuple[Source, ...], AfterValidator(_one)]
+    lookups: tuple[Lookup, ...] = Field((), max_length=MAX_LOOKUPS)
     transform: Transform | None = None
     sinks: Annotated[tuple[Sink, ...], AfterValidator(_some)]
     trigger: Trigger
@@ -317,6 +338,7 @@ def pipeline_problems(document: PipelineDocument) -> list[Problem]:
     spec = document.spec
     found = [
         *_name_problems(spec),
+        *_lookup_problems(spec),
         *_sink_problems(spec),
         *_path_problems(spec),
         *_volume_problems(spec),
@@ -339,6 +361,25 @@ def _name_problems(spec: PipelineSpec) -> Iterator[Problem]:
     for name in (spec.transform and spec.transform.sql) or ():
         if name in {spec.source.name, MALFORMED}:
             yield ("spec", "transform", "sql", name), "a source has this name: choose another one"
+
+
+def _lookup_problems(spec: PipelineSpec) -> Iterator[Problem]:
+    transform = spec.transform
+    queries = (transform and transform.sql) or {}
+    taken = {spec.source.name, MALFORMED, *queries}
+    for at, lookup in enumerate(spec.lookups):
+        where = ("spec", "lookups", at, "name")
+        if lookup.name in taken:
+            yield (
+                where,
+                f"a source, a lookup or an output has the name {lookup.name}: choose another",
+            )
+        taken.add(lookup.name)
+        is_python = transform is not None and transform.python is not None
+        if not is_python and not _is_read(lookup.name, list(queries.values())):
+            yield where, f"no query reads {lookup.name}: add one, or remove the lookup"
+        if is_python and any(sink.origin == lookup.name for sink in spec.sinks):
+            yield where, f"a sink is from {lookup.name}: only rows of the source can be written"
 
 
 def _sink_problems(spec: PipelineSpec) -> Iterator[Problem]:
@@ -401,19 +442,16 @@ def _dead_letter_problems(source: Source, name: str, at: int) -> Iterator[Proble
 
 
 def _path_problems(spec: PipelineSpec) -> Iterator[Problem]:
-    """Yield folders that lie in one another."""
+    """Yield folders that lie in one another; a lookup of what is written would not repeat."""
     taken: list[tuple[str, str]] = [(spec.checkpoint.path, "the checkpoint")]
     for at, sink in enumerate(spec.sinks):
         if sink.table is None:
             continue
         path = sink.table.path
-        for other, owner in taken:
-            if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
-                yield (
-                    ("spec", "sinks", at, "table", "path"),
-                    f"{owner} has {other}: give each a folder of its own",
-                )
+        yield from _overlaps(path, taken, ("spec", "sinks", at, "table", "path"))
         taken.append((path, f"the sink from {sink.origin}"))
+    for at, lookup in enumerate(spec.lookups):
+        yield from _overlaps(lookup.folder, taken, ("spec", "lookups", at))
 
 
 def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
@@ -431,3 +469,11 @@ def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
         if not any(volume.has(path) for volume in spec.volumes):
             message = "lies in none of the volumes: give it a folder below one of their mountPath"
             yield ("spec", "sinks", at, "table", "path"), message
+
+
+def _overlaps(
+    path: str, taken: list[tuple[str, str]], where: tuple[str | int, ...]
+) -> Iterator[Problem]:
+    for other, owner in taken:
+        if f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/"):
+            yield where, f"{owner} has {other}: give each a folder of its own"

@@ -38,6 +38,7 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
         f" ({source.sub_queue}) for the reader group {document.group}, a {source.mode}"
     )
     steps = [f"read them as {source.name}"]
+    steps += [f"read {each.folder} as {each.name}" for each in spec.lookups]
     if spec.transform is not None and spec.transform.python is not None:
         steps.append(f"call {spec.transform.python.module}.{spec.transform.python.function}")
     elif spec.transform is not None:

@@ -1,15 +1,17 @@
-"""Frames of a batch: the source with parsed bodies, what cannot be parsed, and the outputs.
+"""Frames of a batch: the source with parsed bodies, what cannot be parsed, lookups, and outputs.
 
-Everything here is lazy, so `check` builds the same frames without rows to find mistakes early.
+Everything but a lookup of Delta is lazy, so `check` builds the same frames without messages to find
+mistakes early.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
@@ -41,14 +43,14 @@ class InvalidPipeline(Exception):
 
 def frames_of(spec: PipelineSpec, messages: DataFrame) -> dict[str, DataFrame]:
     """Return the frames that sinks may name. Raises `InvalidPipeline`."""
-    views = _views(spec.source, messages)
+    session = messages.sparkSession
+    views = {**_views(spec.source, messages), **_lookups(spec, session)}
     transform = spec.transform
     if transform is None:
         return views
     if transform.python is not None:
         return {**views, **_called(transform.python, views, spec.sinks)}
     outputs = dict(views)
-    session = messages.sparkSession
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
     queries = transform.sql or {}
@@ -98,6 +100,48 @@ def body_schema(source: Source) -> StructType:
     if not isinstance(schema, StructType):
         raise InvalidPipeline(where, "columns with their types, such as sku string, amount double")
     return schema
+
+
+# --- lookups ------------------------------------------------------------------------------------
+
+
+def _lookups(spec: PipelineSpec, session: SparkSession) -> dict[str, DataFrame]:
+    """Return the rows of lookups as they are now. Raises `InvalidPipeline`, `OSError`."""
+    found = {}
+    for at, lookup in enumerate(spec.lookups):
+        kind, read = ("parquet", _parquet) if lookup.parquet is not None else ("delta", _delta)
+        folder = lookup.folder
+        where = f"spec.lookups[{at}].{kind}"
+        if not Path(folder).is_dir():
+            raise InvalidPipeline(where, f"there is no folder {folder}: make it, or correct this")
+        found[lookup.name] = read(session, folder, where)
+    return found
+
+
+def _parquet(session: SparkSession, folder: str, where: str) -> DataFrame:
+    """Return the rows of a folder, read by executors. Files may have more columns than others."""
+    try:
+        return session.read.option("mergeSchema", "true").parquet(f"file:{folder}")
+    except PySparkException as error:
+        raise InvalidPipeline(
+            where, f"the folder {folder} cannot be read as Parquet ({_first_line(error)})"
+        ) from None
+
+
+def _delta(session: SparkSession, folder: str, where: str) -> DataFrame:
+    """Return the rows of a table, read by the driver: the log knows what files alone do not."""
+    import deltalake
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return session.createDataFrame(deltalake.DeltaTable(folder).to_pyarrow_table())
+    except DeltaError as error:
+        raise InvalidPipeline(
+            where, f"the folder {folder} cannot be read as Delta ({error})"
+        ) from None
+
+
+# --- functions ----------------------------------------------------------------------------------
 
 
 def _called(
@@ -169,7 +213,7 @@ def _check_columns(where: str, sink: Sink, schema: StructType) -> None:
             raise InvalidPipeline(where, message)
 
 
-def _first_line(error: AnalysisException | ParseException) -> str:
+def _first_line(error: PySparkException) -> str:
     text = error.getMessage() or str(error)
     return " ".join(text.split("\n\n")[0].split())
 
