@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from postbus.contract.entities import LIMITS, NAMESPACE_NAME, PREMIUM_SIZES_MB, Sku
 from postbus.contract.pipeline import (
+    CRON_FIELD,
     LEAST_MEMORY_MIB,
     MAX_SINKS,
     VIEW_NAME,
@@ -432,8 +433,15 @@ PIPELINE_RULES: Final = (
     ),
     Rule(
         "spec.trigger",
-        "has(self.continuous) != has(self.once)",
-        "write either continuous, such as PT1S, or once: true",
+        "[has(self.continuous), has(self.schedule), has(self.once)]"
+        ".filter(is_there, is_there).size() == 1",
+        "write one of continuous: PT1S, schedule: '*/5 * * * *', once: true",
+    ),
+    Rule(
+        "spec.trigger",
+        f"!has(self.schedule) || self.schedule.matches('^{CRON_FIELD}( +{CRON_FIELD}){{4}}$')",
+        "five fields: minute, hour, day, month and weekday in UTC, such as */5 * * * *",
+        "schedule",
     ),
     _folder("spec.checkpoint", "path"),
     _folder("spec.sinks[].table", "path"),

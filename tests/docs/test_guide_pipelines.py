@@ -51,8 +51,8 @@ def test_fields_of_the_guide_are_those_of_the_model() -> None:
     assert set(rows) - known == set()
     shown_together = {
         "sources[].topic", "sources[].subscription", "sources[].body", "trigger.continuous",
-        "trigger.once", "transform", "sinks", "limits", "checkpoint", "sinks[].topic", "runtime",
-        "volumes", "operatorSpec", "lookups[].delta",
+        "trigger.once", "trigger.schedule", "transform", "sinks", "limits", "checkpoint",
+        "sinks[].topic", "runtime", "volumes", "operatorSpec", "lookups[].delta",
     }  # fmt: skip
     assert known - set(rows) == shown_together
 

@@ -15,6 +15,7 @@ from postbus.contract.pipeline import PipelineDocument
 from postbus_spark.client import GroupClient
 from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.runner import Runner, source_options
+from postbus_spark.jobs.schedules import SYSTEM, Clock
 from postbus_spark.options import read_options
 from tests.pipeline.lake import GROUP, Lake
 
@@ -67,11 +68,11 @@ class Pipe:
         write_document(self.file, self.spec)
         return read_pipeline(self.file)
 
-    def runner(self, *, is_tried_again: bool = False) -> Runner:
+    def runner(self, *, is_tried_again: bool = False, clock: Clock = SYSTEM) -> Runner:
         document = self.document()
         options = source_options(document, self.lake.connection_file(self.rule))
         client = GroupClient(read_options(options))
-        return Runner(document, client, options, is_tried_again=is_tried_again)
+        return Runner(document, client, options, is_tried_again=is_tried_again, clock=clock)
 
     def run(self, spark: SparkSession, *, is_tried_again: bool = False) -> None:
         self.runner(is_tried_again=is_tried_again).run(spark)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.failures import ExitCode, Poison, exit_code, shown
 from postbus_spark.jobs.frames import InvalidPipeline, check_frames
 from postbus_spark.jobs.main import main
+from postbus_spark.jobs.schedules import Clock
 from postbus_spark.jobs.settling import last_batch
 from postbus_spark.lake.delta import DeltaTable
 from postbus_spark.lake.layout import TableAhead
@@ -226,6 +228,35 @@ class PipelineTests:
         assert not thread.is_alive()
         assert failures == []
         assert is_done(pipe)
+
+    def test_a_scheduled_pipeline_runs_at_its_times_until_it_is_stopped(
+        self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A batch that a kill has left is repeated without a wait."""
+        pipe = Pipe(
+            drained, trigger={"schedule": "*/5 * * * *"}, limits={"maxMessagesPerTrigger": 6}
+        )
+        times = [datetime(2026, 1, 31, 12, 1, tzinfo=UTC)]
+        seen: list[int] = []
+
+        def pause(_: float) -> None:
+            seen.append(len(pipe.rows()))
+            times[0] += timedelta(minutes=5)
+            if len(seen) == 2:
+                drained.send(order("late"))
+            if len(seen) == 3:
+                running.stop()
+
+        clock = Clock(lambda: times[0], pause)
+        with monkeypatch.context() as patched:
+            kill_at(patched, "commit made")
+            with pytest.raises(RuntimeError, match="killed"):
+                pipe.runner(clock=clock).run(spark)
+        running = pipe.runner(clock=clock)
+        running.run(spark)
+        assert seen == [0, 12, 13]
+        assert pipe.skus() == [*GOOD, "late"]
+        assert drained.group().plan.is_settled
 
     def test_a_batch_that_always_fails_stops_the_pipeline(
         self, spark: SparkSession, drained: Lake

@@ -12,6 +12,7 @@ import yaml
 from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER, ordered_queries
 from postbus.contract.yaml_documents import ManifestError
 from postbus_spark.jobs.documents import read_pipeline
+from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.main import main
 from postbus_spark.jobs.runner import source_options
 from postbus_spark.options import DEFAULT_BYTES_PER_TRIGGER as DEFAULT_OF_SOURCE
@@ -163,8 +164,18 @@ def test_fields_are_checked_together(tmp_path: Path) -> None:
             ),
             "spec.lookups[0].name: a sink is from priced",
         ),
-        (lambda spec: spec["trigger"].update(once=True), "write either continuous"),
-        (lambda spec: spec["trigger"].update(schedule="* * * * *"), "unknown field"),
+        (lambda spec: spec["trigger"].update(once=True), "write one of continuous"),
+        (lambda spec: spec["trigger"].update(schedule="* * * * *"), "write one of continuous"),
+        *(
+            (lambda spec, text=text: spec.update(trigger={"schedule": text}), problem)
+            for text, problem in {
+                "* * * *": "spec.trigger.schedule: five fields",
+                "* * * * * *": "five fields",
+                "@daily": "five fields",
+                "0 0 L * *": "five fields",
+                "60 * * * *": "spec.trigger.schedule: Bad minute in 60 * * * *: write minute",
+            }.items()
+        ),
         (lambda spec: spec["trigger"].update(continuous="PT0.01S"), "between PT0.1S and P1D"),
         (lambda spec: spec.update(limits={"maxAttempts": 0}), "spec.limits.maxAttempts"),
         (lambda spec: spec.pop("checkpoint"), "spec.checkpoint: this field is required"),
@@ -197,6 +208,20 @@ def test_a_query_may_be_read_by_another_one(tmp_path: Path) -> None:
         GOOD.replace(priced, "checked: select * from orders\n      priced: select * from CHECKED")
     )
     assert list(read_pipeline(file).spec.transform.sql) == ["checked", "priced"]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "line"),
+    [
+        ("{continuous: PT2S}", "Every 2 s:"),
+        ("{schedule: '0  6 * * MON'}", "At the times of 0 6 * * MON (UTC), for what is there:"),
+        ("{once: true}", "Once, for what is there:"),
+    ],
+)
+def test_explain_begins_with_the_trigger(tmp_path: Path, trigger: str, line: str) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(GOOD.replace("{continuous: PT1S}", trigger))
+    assert next(explained(read_pipeline(file), {})) == line
 
 
 # --- the command line -----------------------------------------------------------------------------

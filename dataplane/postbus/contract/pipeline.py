@@ -40,6 +40,10 @@ LEAST_MEMORY_MIB: Final = 1_024
 
 MEMORY_UNITS: Final = {"Mi": 1, "Gi": 1_024}
 
+CRON_FIELDS: Final = 5
+CRON_FIELD: Final = r"(?:[0-9*,/-]|[A-Za-z]{3})+"
+"""What Kubernetes' schedules can have, too: numbers and names, lists, ranges and steps."""
+
 Problem: TypeAlias = tuple[tuple[str | int, ...], str]
 """The path of a field, and what is wrong with it."""
 
@@ -197,18 +201,35 @@ class Sink(Model):
 # --- trigger, limits, checkpoint ------------------------------------------------------------------
 
 
+def _schedule(text: str) -> str:
+    """Return the five fields of a schedule, or raise ValueError."""
+    fields = text.split()
+    if len(fields) != CRON_FIELDS or not all(re.fullmatch(CRON_FIELD, each) for each in fields):
+        raise ValueError(
+            "five fields: minute, hour, day, month and weekday in UTC, such as */5 * * * *"
+        )
+    return " ".join(fields)
+
+
 class Trigger(Model):
-    """The time between the beginnings of batches, or `once` for what is there."""
+    """The time between the beginnings of batches, the times of runs, or `once` for one run.
+
+    A run ends with what is there. `schedule`: the five fields of cron, in UTC.
+    """
 
     continuous_ms: Annotated[DurationMs, DurationRange(100, DAY_MS)] | None = Field(
         None, alias="continuous"
     )
+    schedule: (
+        Annotated[str, StringConstraints(max_length=200), AfterValidator(_schedule)] | None
+    ) = None
     once: Literal[True] | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if (self.continuous_ms is None) == (self.once is None):
-            raise ValueError("write either continuous, such as PT1S, or once: true")
+        given = (self.continuous_ms, self.schedule, self.once)
+        if sum(each is not None for each in given) != 1:
+            raise ValueError("write one of continuous: PT1S, schedule: '*/5 * * * *', once: true")
         return self
 
 

@@ -13,6 +13,7 @@ from postbus.contract.yaml_documents import (
     read_as,
     read_documents,
 )
+from postbus_spark.jobs.schedules import schedule_problem
 
 KIND: Final = "Pipeline"
 
@@ -41,4 +42,8 @@ def _read(document: Document) -> tuple[PipelineDocument | None, list[ManifestPro
     pipeline, problems = read_as(document, PipelineDocument)
     if pipeline is None:
         return None, problems
-    return pipeline, [document.problem(*each) for each in pipeline_problems(pipeline)]
+    found = pipeline_problems(pipeline)
+    schedule = pipeline.spec.trigger.schedule
+    if schedule is not None and (problem := schedule_problem(schedule)) is not None:
+        found.append((("spec", "trigger", "schedule"), problem))
+    return pipeline, [document.problem(*each) for each in found]

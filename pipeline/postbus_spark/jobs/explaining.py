@@ -21,10 +21,12 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
     """Yield the steps of a batch, and the columns of each output."""
     spec = document.spec
     source, limits = spec.source, spec.limits
-    if spec.trigger.continuous_ms is None:
-        yield "Once, for what is there:"
-    else:
+    if spec.trigger.continuous_ms is not None:
         yield f"Every {spec.trigger.continuous_ms / 1000:g} s:"
+    elif spec.trigger.schedule is not None:
+        yield f"At the times of {spec.trigger.schedule} (UTC), for what is there:"
+    else:
+        yield "Once, for what is there:"
     bounds = [
         f"{most} {unit}"
         for most, unit in (

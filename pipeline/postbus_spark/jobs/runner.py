@@ -1,5 +1,7 @@
 """Runs a pipeline: one streaming query, settled after each batch, stopped between two.
 
+With a schedule there is one query for each of its times, none while another one runs.
+
 `foreachBatch` is the vehicle. A signal lets the batch that runs end and be committed; then the
 query is stopped. What `query.stop` would cut is repeated under its number by the next run, so a
 kill at any point costs neither a message nor a duplicate.
@@ -16,6 +18,7 @@ from pyspark.errors import PySparkException
 
 from postbus_spark.jobs.batches import Batches
 from postbus_spark.jobs.failures import cause_of
+from postbus_spark.jobs.schedules import SYSTEM, Clock, wait_for
 from postbus_spark.jobs.settling import last_batch, settle_committed
 from postbus_spark.options import read_options
 
@@ -46,6 +49,7 @@ class Runner:
         options: dict[str, str],
         *,
         is_tried_again: bool = False,
+        clock: Clock = SYSTEM,
     ) -> None:
         """`options`: those of the source, as `source_options` returns them."""
         self._document = document
@@ -55,6 +59,7 @@ class Runner:
         self._batches = Batches(
             document, read_options(options), client, is_tried_again=is_tried_again
         )
+        self._clock = clock
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._running = threading.Lock()
@@ -67,6 +72,16 @@ class Runner:
 
     def run(self, spark: SparkSession) -> None:
         """Run to the end, or until `stop`. Raises what ended it, as `cause_of` returns it."""
+        schedule = self._document.spec.trigger.schedule
+        if schedule is None:
+            self._run(spark)
+            return
+        if not self._client.group().plan.is_settled:
+            self._run(spark)  # what a run before has left waits for no other time
+        while wait_for(schedule, self._clock, self._stopping.is_set):
+            self._run(spark)
+
+    def _run(self, spark: SparkSession) -> None:
         self._batches.open()
         # Before Spark reads the checkpoint: an older driver plans no batch behind its end any more.
         epoch = self._client.claim().epoch
