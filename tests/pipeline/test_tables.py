@@ -12,7 +12,7 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.types import ArrayType, DayTimeIntervalType, StructType
 
 from postbus_spark.lake.delta import DeltaTable
@@ -294,6 +294,47 @@ def test_a_table_of_delta_that_is_there_is_taken_as_it_is(delta: DeltaTable) -> 
     assert len(files(delta)) == 2
     with pytest.raises(InvalidTable, match=r"partitioned by \[date, hour\], and .* is \[date\]"):
         DeltaTable(delta.folder, ["date"]).open()
+
+
+SKU = deltalake.Field("sku", "string")
+
+
+@pytest.mark.parametrize(
+    ("field", "configuration", "text"),
+    [
+        (SKU, {"delta.columnMapping.mode": "name"}, "delta.columnMapping.mode: name"),
+        (SKU, {"delta.constraints.known": "sku > ''"}, "delta.constraints.known: sku > ''"),
+        (
+            deltalake.Field("sku", "string", metadata={"delta.generationExpression": "a"}),
+            {},
+            "sku has delta.generationExpression",
+        ),
+        (deltalake.Field("sku", "string", nullable=False), {}, "sku is not null"),
+    ],
+)
+def test_a_table_with_rules_for_its_rows_is_refused(
+    tmp_path: Path, field: deltalake.Field, configuration: dict[str, str], text: str
+) -> None:
+    deltalake.DeltaTable.create(
+        tmp_path,
+        deltalake.Schema([field]),
+        configuration=configuration,
+        raise_if_key_not_exists=False,
+    )
+    with pytest.raises(InvalidTable, match="rules that a pipeline cannot keep") as refused:
+        DeltaTable(tmp_path, []).open()
+    assert text in str(refused.value)
+
+
+def test_an_error_of_deltalake_names_the_table(
+    delta: DeltaTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise DeltaError("a feature that is not supported")
+
+    monkeypatch.setattr(DeltaTable, "_add", refused)
+    with pytest.raises(InvalidTable, match=r"cannot be used .a feature that is not supported"):
+        delta.commit(FIRST, COLUMNS, [])
 
 
 def test_a_column_of_another_case_is_refused(delta: DeltaTable) -> None:

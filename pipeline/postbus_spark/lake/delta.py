@@ -51,6 +51,11 @@ FORGOTTEN: Final = -1
 TRIES: Final = 5
 """How often a commit is tried while others commit. Our choice: each begins from what they did."""
 
+COLUMN_MAPPING: Final = "delta.columnMapping.mode"
+CONSTRAINTS: Final = "delta.constraints."
+RULES: Final = "delta."
+"""Metadata of a column: its name in files, an expression, what its values must be."""
+
 HASH_DIGITS: Final = 32
 OWN_NAME: Final = re.compile(rf"p\d+-\d+-\d+-([0-9a-f]{{{HASH_DIGITS}}})\.parquet$")
 PERIOD_TYPES: Final = {"date": "date", "hour": "integer"}
@@ -85,6 +90,7 @@ class DeltaTable(Table):
             )
         if self._delta is not None:
             self._check_partitions(self._delta)
+            self._check_rules(self._delta)
         self.mark = self._mark()
 
     def open(self) -> None:
@@ -104,6 +110,24 @@ class DeltaTable(Table):
                 f"the table {self.folder} is partitioned by [{', '.join(found)}], and partitionBy"
                 f" is [{', '.join(self.partition_by)}]: write the one of the table, or name an"
                 " empty folder"
+            )
+
+    def _check_rules(self, delta: deltalake.DeltaTable) -> None:
+        """Raise `InvalidTable` if files must not be added as they are: deltalake would add them."""
+        rules = [
+            f"{name}: {value}"
+            for name, value in delta.metadata().configuration.items()
+            if name.startswith(CONSTRAINTS) or (name == COLUMN_MAPPING and value != "none")
+        ]
+        for field in delta.schema().fields:
+            rules += [
+                f"{field.name} has {name}" for name in field.metadata if name.startswith(RULES)
+            ]
+            rules += [] if field.nullable else [f"{field.name} is not null"]
+        if rules:
+            raise InvalidTable(
+                f"the table {self.folder} has rules that a pipeline cannot keep"
+                f" ({', '.join(sorted(rules))}): remove them, or name an empty folder"
             )
 
     # --- positions ------------------------------------------------------------------------------
@@ -185,6 +209,8 @@ class DeltaTable(Table):
                         f"other programs have committed to the table {self.folder} during {TRIES}"
                         f" tries ({error}): start the pipeline again"
                     ) from None
+            except DeltaError as error:
+                raise self._unusable(error) from None
 
     def forget(self) -> None:
         if self._delta is not None and self.mark is not None:
