@@ -82,7 +82,7 @@ class Driver:
     @property
     def is_continuous(self) -> bool:
         """Whether it runs without an end."""
-        return self.document.spec.trigger.once is None
+        return self.document.spec.trigger.continuous_ms is not None
 
     @property
     def digest(self) -> str:
@@ -235,6 +235,8 @@ def _environment(driver: Driver) -> list[Json]:
             f"--master local[{runtime.cores}] --driver-memory {heap_mib}m pyspark-shell"
         ),
         "SPARK_LOCAL_DIRS": TMP,
+        # Its ports ask nobody for a key, and nothing outside the pod needs them.
+        "SPARK_LOCAL_IP": "127.0.0.1",
     }
     if AUTHORITY_FILE in driver.connection:
         values["SSL_CERT_FILE"] = f"{CONNECTION}/{AUTHORITY_FILE}"
