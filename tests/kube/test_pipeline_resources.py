@@ -395,7 +395,7 @@ async def test_the_later_of_two_pipelines_with_one_checkpoint_is_invalid(
     assert groups(shop) == {"prices": "drain"}
 
 
-async def test_what_the_document_alone_shows_is_told_field_by_field(
+async def test_what_the_document_alone_shows_is_named_field_by_field(
     configuration: Configuration, shop: Shop
 ) -> None:
     async with operator(configuration, shop):
@@ -432,6 +432,20 @@ async def test_a_pipeline_elsewhere_gets_no_key_of_the_bus(
     assert shop.name in message(tenant)
     assert groups(shop) == {}
     assert rights(tenant) is None
+
+
+async def test_an_object_of_somebody_else_is_left_alone(
+    configuration: Configuration, shop: Shop
+) -> None:
+    foreign = {"metadata": {"name": NAME}, "data": {"mine": "1"}}
+    shop.server.request("POST", CONFIG_MAPS.path(shop.name), foreign)
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        valid = partial(shop.condition, "Pipeline", "prices", "Valid")
+        await eventually(lambda: valid() == ("False", "NameTaken"))
+    assert found(shop, CONFIG_MAPS)["data"] == {"mine": "1"}
+    assert is_gone(shop, STATEFUL_SETS, NAME)
 
 
 async def test_a_group_of_another_kind_is_left_alone(
