@@ -24,6 +24,7 @@ from postbus_operator.kube.resource_types import (
     CONFIG_MAPS,
     JOBS,
     PODS,
+    RESOURCES,
     SECRETS,
     STATEFUL_SETS,
     ResourceType,
@@ -190,6 +191,12 @@ async def has(shop: Shop, status: str, reason: str, name: str = "prices") -> Non
     await eventually(lambda: check() == (status, reason), f"{name} {reason}, not {check()}")
 
 
+async def started(shop: Shop, name: str = "prices") -> None:
+    """Wait until a pipeline has a workload whose pod starts."""
+    said = "the pod starts"
+    await eventually(lambda: message(shop, name=name) == said, f"{name}: {said}")
+
+
 # --- continuous ---------------------------------------------------------------------------------
 
 
@@ -202,7 +209,7 @@ async def test_a_continuous_pipeline_lives_from_its_queue_to_its_deletion(
         assert shop.entity("orders") in message(shop)
         assert groups(shop) == {}
         shop.make("Queue", "orders")
-        await has(shop, "False", "Starting")
+        await started(shop)
         assert groups(shop) == {"prices": "drain"}
         assert shop.get("Pipeline", "prices")["status"]["readerGroup"] == "prices"
         assert rights(shop) == ["Listen"]
@@ -240,7 +247,7 @@ async def test_the_pod_is_restricted_and_has_a_key_that_is_mounted(
         shop.make("Queue", "copies")
         sinks = [{"from": "orders", "queue": shop.entity("copies")}]
         make_pipeline(shop, sinks=sinks, runtime={"memory": "1536Mi"})
-        await has(shop, "False", "Starting")
+        await started(shop)
     assert rights(shop) == ["Listen", "Send"]
     stateful_set = found(shop, STATEFUL_SETS)
     [owner] = stateful_set["metadata"]["ownerReferences"]
@@ -287,7 +294,7 @@ async def test_the_exit_code_of_a_run_says_who_is_needed(
     async with operator(configuration, shop):
         shop.make("Queue", "orders")
         make_pipeline(shop)
-        await has(shop, "False", "Starting")
+        await started(shop)
         template = found(shop, STATEFUL_SETS)["spec"]["template"]
         ends(shop, template, code, "StaleCheckpoint: older than the group")
         say(shop, STATEFUL_SETS, NAME, replicas=1, readyReplicas=0)
@@ -306,7 +313,7 @@ async def test_a_restart_of_the_operator_writes_nothing(
     async with operator(configuration, shop):
         shop.make("Queue", "orders")
         make_pipeline(shop)
-        await has(shop, "False", "Starting")
+        await started(shop)
         runs(shop)
         await has(shop, "True", "Running")
     before = shop.get("Pipeline", "prices"), found(shop, STATEFUL_SETS), found(shop, CONFIG_MAPS)
@@ -329,7 +336,7 @@ async def test_a_pipeline_that_runs_once_is_a_job_for_each_document(
         [first] = jobs(shop)
         assert first["spec"]["suspend"] is True
         shop.change("Pipeline", "prices", spec={"suspend": False})
-        await has(shop, "False", "Starting")
+        await started(shop)
         [job] = jobs(shop)
         assert (job["metadata"]["uid"], job["spec"]["suspend"]) == (first["metadata"]["uid"], False)
         [rule, _] = job["spec"]["podFailurePolicy"]["rules"]
@@ -360,7 +367,7 @@ async def test_the_later_of_two_pipelines_with_one_group_is_invalid_until_the_ot
     async with operator(configuration, shop):
         shop.make("Queue", "orders")
         make_pipeline(shop)
-        await has(shop, "False", "Starting")
+        await started(shop)
         source = {"name": "o", "queue": shop.entity("ORDERS"), "mode": "drain"}
         sinks = [{"from": "o", "deadLetter": "o"}]
         sources = [source | {"readerGroup": "prices"}]
@@ -371,7 +378,7 @@ async def test_the_later_of_two_pipelines_with_one_group_is_invalid_until_the_ot
         shop.delete("Pipeline", "prices")
         await eventually(lambda: valid() == ("True", "Accepted"))
         await eventually(lambda: shop.is_gone("Pipeline", "prices"))
-        await has(shop, "False", "Starting", "twin")
+        await started(shop, "twin")
         assert groups(shop) == {"prices": "drain"}
 
 
@@ -381,7 +388,7 @@ async def test_the_later_of_two_pipelines_with_one_checkpoint_is_invalid(
     async with operator(configuration, shop):
         shop.make("Queue", "orders")
         make_pipeline(shop)
-        await has(shop, "False", "Starting")
+        await started(shop)
         make_pipeline(
             shop,
             "other",
@@ -473,7 +480,7 @@ async def test_a_retained_group_outlives_its_pipeline(
     async with operator(configuration, shop):
         shop.make("Queue", "orders")
         make_pipeline(shop, operatorSpec={"deletionPolicy": "Retain"})
-        await has(shop, "False", "Starting")
+        await started(shop)
         shop.delete("Pipeline", "prices")
         await eventually(lambda: shop.is_gone("Pipeline", "prices"))
     assert groups(shop) == {"prices": "drain"}
@@ -486,7 +493,7 @@ async def test_a_deletion_waits_for_the_bus_unless_the_bus_goes(
     async with operator(configuration, shop):
         shop.make("Queue", "orders")
         make_pipeline(shop)
-        await has(shop, "False", "Starting")
+        await started(shop)
     shop.server.request("DELETE", SECRETS.path(shop.name, "bus-control-token"))
     shop.delete("Pipeline", "prices")
     async with operator(configuration, shop):
@@ -495,3 +502,21 @@ async def test_a_deletion_waits_for_the_bus_unless_the_bus_goes(
         assert "postbus.dev/force-release=true" in message(shop, "DeletionBlocked")
         shop.delete("Namespace", "bus")
         await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+
+
+async def test_a_deletion_drops_what_a_look_has_made_whose_result_is_lost(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await started(shop)
+    path = RESOURCES["Pipeline"].path(shop.name, "prices", "status")
+    lost = {"status": {"conditions": None, "binding": None}}
+    assert shop.server.request("PATCH", path, lost, MERGE)["status"]["readerGroup"] == "prices"
+    shop.server.request("DELETE", SECRETS.path(shop.name, NAME))
+    shop.delete("Pipeline", "prices")
+    async with operator(configuration, shop):
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {}
+    assert rights(shop) is None

@@ -39,6 +39,12 @@ class PipelineDraft:
         self.set("Reconciling", "True", ready, message)
         return self.outcome(retry_s=WAITING_RETRY_S)
 
+    def starts(self, message: str, *, retry_s: float) -> Outcome:
+        """Return the outcome for a pipeline that is being made."""
+        self.set("Ready", "False", "Starting", message)
+        self.set("Reconciling", "True", "Creating", message)
+        return self.outcome(retry_s=retry_s)
+
     def paused(self) -> Outcome:
         """Return the outcome for a pipeline that is left alone."""
         ready = self._conditions.status_of("Ready") or "Unknown"

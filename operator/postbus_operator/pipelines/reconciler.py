@@ -55,7 +55,12 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     if missing is not None:
         return draft.waits("EntitiesResolved", "NotReady", missing, "EntityNotReady")
     draft.set("EntitiesResolved", "True", "Resolved", "all entities are on the bus")
-    await _ensure_group(session, document)
+    if not await _has_group(session, document):
+        if draft.reader_group is None:
+            # Noted first: otherwise a deletion would not look for what a lost look has made.
+            draft.reader_group = document.group
+            return draft.starts("the reader group is made next", retry_s=0)
+        await _create_group(session, document)
     draft.reader_group = document.group
     keys = await sync_key(context, session, owner.bus, resource, document.spec)
     if keys.condition is None or keys.condition[0] != "True" or keys.binding is None:
@@ -107,15 +112,15 @@ def _missing(
     return None
 
 
-async def _ensure_group(session: BusSession, document: PipelineDocument) -> None:
-    """Create the reader group unless it is there: from then on it keeps its messages."""
+async def _has_group(session: BusSession, document: PipelineDocument) -> bool:
+    """Return whether the reader group is there. Raises SpecInvalid if it is of another kind."""
     source = document.spec.source
     listed = await session.control.reader_groups()
     wanted = (source.entity.lower(), source.sub_queue, document.group)
     for each in listed.items:
         if (each.entity.lower(), each.sub_queue, each.name) == wanted:
             if each.kind == source.mode:
-                return
+                return True
             raise SpecInvalid(
                 "GroupKindDiffers",
                 f"the reader group {each.name} of {each.entity} is a {each.kind}, and mode is"
@@ -123,6 +128,12 @@ async def _ensure_group(session: BusSession, document: PipelineDocument) -> None
             )
     if listed.unavailable_partitions:
         raise BackendUnavailable("partitions of the bus are unavailable, and perhaps the group's")
+    return False
+
+
+async def _create_group(session: BusSession, document: PipelineDocument) -> None:
+    """Create the reader group: from then on it keeps its messages."""
+    source = document.spec.source
     group = CreateReaderGroup(
         entity=source.entity, sub_queue=source.sub_queue, name=document.group, kind=source.mode
     )

@@ -17,7 +17,13 @@ PATIENCE: Final = timedelta(seconds=30)
 """Time in which a condition may pass by itself. Our choice: a bus starts in 15 s."""
 
 WAITING: Final = frozenset(
-    {"OwnerResolved", "StorageReady", "SecretsSynced", "ForwardTargetsResolved"}
+    {
+        "EntitiesResolved",
+        "ForwardTargetsResolved",
+        "OwnerResolved",
+        "SecretsSynced",
+        "StorageReady",
+    }
 )
 """Types that other objects may mend while they are False."""
 
