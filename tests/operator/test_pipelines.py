@@ -84,6 +84,18 @@ def test_a_job_is_another_one_only_if_the_run_is() -> None:
         assert objects(resource(**once, **other))[1]["metadata"]["name"] != job["metadata"]["name"]
 
 
+@pytest.mark.parametrize(
+    ("trigger", "kind"),
+    [
+        ({"continuous": "PT1S"}, "StatefulSet"),
+        ({"schedule": "*/5 * * * *"}, "StatefulSet"),
+        ({"once": True}, "Job"),
+    ],
+)
+def test_what_has_an_end_is_a_job(trigger: Json, kind: str) -> None:
+    assert objects(resource(trigger=trigger))[1]["kind"] == kind
+
+
 def test_a_changed_document_or_key_makes_another_pod_and_suspension_does_not() -> None:
     def template(connection: str = "digest", **fields: Any) -> Json:
         found = resource(**fields)

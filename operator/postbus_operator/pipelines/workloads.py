@@ -81,8 +81,8 @@ class Driver:
 
     @property
     def is_continuous(self) -> bool:
-        """Whether it runs without an end."""
-        return self.document.spec.trigger.continuous_ms is not None
+        """Whether it runs without an end; between the times of a schedule it waits."""
+        return self.document.spec.trigger.once is None
 
     @property
     def digest(self) -> str:
