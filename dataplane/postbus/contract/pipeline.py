@@ -42,7 +42,7 @@ MEMORY_UNITS: Final = {"Mi": 1, "Gi": 1_024}
 
 CRON_FIELDS: Final = 5
 CRON_FIELD: Final = r"(?:[0-9*,/-]|[A-Za-z]{3})+"
-"""What Kubernetes' schedules can have, too: numbers and names, lists, ranges and steps."""
+"""A field of a schedule, as Kubernetes has them: numbers, names, lists, ranges and steps."""
 
 Problem: TypeAlias = tuple[tuple[str | int, ...], str]
 """The path of a field, and what is wrong with it."""
