@@ -286,6 +286,26 @@ def test_a_driver_that_others_always_overtake_gives_up(
         delta.commit(SECOND, COLUMNS, [])
 
 
+def test_vacuum_removes_files_of_a_killed_driver(
+    delta: DeltaTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    delta.commit(FIRST, COLUMNS, [staged(delta, FIRST)])
+    monkeypatch.setattr(DeltaTable, "_add", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        delta.commit(SECOND, COLUMNS, [staged(delta, SECOND)])
+    waiting = Path(staged(delta, SECOND).staged)
+    assert len(files(delta)) == 1
+    gone = deltalake.DeltaTable(delta.folder).vacuum(
+        retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True
+    )
+    assert [Path(path).name.partition("-")[2][:5] for path in gone] == ["10-19"]
+    assert waiting.exists()
+    assert delta.verified().problems == []
+
+
 def test_a_table_of_delta_that_is_there_is_taken_as_it_is(delta: DeltaTable) -> None:
     deltalake.write_deltalake(delta.folder, orders(), partition_by=["date", "hour"])
     again = reopened(delta)
