@@ -1,7 +1,8 @@
 # Images of Postbus. Targets:
 #
-#   postbus         the broker, `postbus serve`, and the operator, `postbus-operator`
-#   postbus-store   Postgres 15 of Debian as the managed store of a bus, `postbus-store`
+#   postbus           the broker, `postbus serve`, and the operator, `postbus-operator`
+#   postbus-store     Postgres 15 of Debian as the managed store of a bus, `postbus-store`
+#   postbus-pipeline  Spark and Java 17 for pipelines, `postbus-pipeline`
 #
 # `make images` builds them, also where no registry can be reached (docs/guides/images.md). Everything
 # that runs is the user 10001 on a read-only root: what a program writes is below a mount.
@@ -33,6 +34,7 @@ FROM libraries AS build
 COPY LICENSE README.md pyproject.toml ./
 COPY dataplane dataplane
 COPY operator operator
+COPY pipeline pipeline
 # Beside the libraries: a layer of its own, since it changes with each commit.
 RUN python3 -m pip --python /opt/build/bin/python wheel --quiet --no-index --no-deps \
         --no-build-isolation --wheel-dir /wheels . \
@@ -94,5 +96,39 @@ ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Postbus store" \
       org.opencontainers.image.description="Postgres 15 as the managed store of a Postbus bus" \
       org.opencontainers.image.licenses="PostgreSQL AND Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+# --- pipelines ----------------------------------------------------------------------------------
+
+FROM libraries AS spark
+COPY requirements-pipeline.lock ./
+# In the same place, where the programs of `build` look for Python. pyspark is no wheel anywhere, and
+# becomes one without a compiler.
+RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.crt \
+    --mount=type=cache,target=/root/.cache/pip \
+    rm -r /opt/postbus && python3 -m venv --without-pip /opt/postbus \
+    && python3 -m pip --python /opt/postbus/bin/python install --quiet --only-binary :all: \
+        --no-binary pyspark --require-hashes -r requirements-pipeline.lock
+
+FROM user AS postbus-pipeline
+# Java's package links its pages of the manual, whose folder slim bases lack.
+RUN mkdir -p /usr/share/man/man1 \
+    && apt-get update -q \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+        openjdk-17-jre-headless procps \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/* /var/log/*
+COPY --from=spark /opt/postbus /opt/postbus
+COPY --from=build /opt/own /opt/postbus
+ENV PATH=/opt/postbus/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /tmp
+USER 10001:10001
+CMD ["postbus-pipeline", "--help"]
+ARG VERSION=0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Postbus pipeline" \
+      org.opencontainers.image.description="Pipelines of Postbus on Spark" \
+      org.opencontainers.image.licenses="Apache-2.0 AND GPL-2.0-only WITH Classpath-exception-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

@@ -244,6 +244,7 @@ lock: setup ## compile the lock files from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra bulk --extra dataplane --extra embedded --extra operator --extra pipeline --extra tracing --group dev -o requirements.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --group demo -c requirements.lock -o requirements-demo.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra bulk --extra dataplane --extra operator --extra tracing --group sdk -c requirements.lock -o requirements-image.lock
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra pipeline -c requirements.lock -o requirements-pipeline.lock
 	$(BIN)/uv pip compile --group build $(LOCK_FLAGS) -c requirements.lock -o requirements-build.lock
 
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \

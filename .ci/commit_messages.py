@@ -25,7 +25,7 @@ AREAS: Final = frozenset({
 })  # fmt: skip
 GENERATED: Final = frozenset({
     "docs/behaviours.md", "docs/openapi.json", "requirements-build.lock", "requirements-demo.lock",
-    "requirements-image.lock", "requirements.lock",
+    "requirements-image.lock", "requirements-pipeline.lock", "requirements.lock",
 })  # fmt: skip
 TITLE_COLUMNS: Final = 71
 LINES_WITHOUT_BODY: Final = 30

@@ -2,8 +2,8 @@
 # Build the container images of the Dockerfile, with docker if its daemon answers, else with buildah,
 # which root gets installed on Debian.
 #
-#   e2e/build-images.sh                    all of them
-#   e2e/build-images.sh postbus            only this one
+#   e2e/build-images.sh                    those of a bus
+#   e2e/build-images.sh postbus-pipeline   only this one
 #
 # Docker keeps its images itself; buildah's are written to $E2E_CACHE/images/NAME-TAG.tar, by default
 # below e2e/.cache, for `kind load image-archive` or `ctr images import`. Variables:

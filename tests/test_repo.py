@@ -84,7 +84,7 @@ ROOT_ENTRIES = {
     "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "charts", "conftest.py", "crds",
     "dataplane", "docs", "e2e", "examples", "operator", "pipeline", "pyproject.toml",
     "requirements-build.lock", "requirements-demo.lock", "requirements-image.lock",
-    "requirements.lock", "tests",
+    "requirements-pipeline.lock", "requirements.lock", "tests",
 }  # fmt: skip
 
 # Folders whose tests do what clients do: over AMQP, HTTP and the control API, with the command
