@@ -303,7 +303,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
 
 def test_lock_files_hold_hashes_and_no_addresses() -> None:
     names = [path.name for path in ROOT.glob("requirements*.lock")]
-    assert len(names) == 4
+    assert len(names) == 5
     for name in names:
         text = read(ROOT / name)
         assert "--hash=sha256:" in text
