@@ -58,7 +58,7 @@ def test_fields_of_the_guide_are_those_of_the_model() -> None:
 
 
 def test_commands_of_the_guide_are_those_of_the_program() -> None:
-    rows = re.findall(r"^\| `(\w+) FILE` \|", part("Commands"), re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+) [A-Z]+` \|", part("Commands"), re.MULTILINE)
     [commands] = [
         action.choices
         for action in _parser()._actions
