@@ -229,6 +229,7 @@ class PipelineTests:
         assert failures == []
         assert is_done(pipe)
 
+    @thorough
     def test_a_scheduled_pipeline_runs_at_its_times_until_it_is_stopped(
         self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
     ) -> None:
