@@ -15,6 +15,7 @@ import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.types import ArrayType, DayTimeIntervalType, StructType
 
+from postbus_spark.lake import delta as delta_module
 from postbus_spark.lake.delta import DeltaTable
 from postbus_spark.lake.layout import (
     HOUR_MS,
@@ -277,13 +278,51 @@ def test_other_programs_commit_to_a_table_of_delta_too(
 def test_a_driver_that_others_always_overtake_gives_up(
     delta: DeltaTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: Any) -> None:
+    def overtaken(*_: Any) -> None:
+        other = deltalake.DeltaTable(delta.folder)
+        other.alter.set_table_properties({"delta.logRetentionDuration": "interval 30 days"})
         raise CommitFailedError("a concurrent transaction")
 
     delta.commit(FIRST, COLUMNS, [])
-    monkeypatch.setattr(DeltaTable, "_add", refused)
+    monkeypatch.setattr(DeltaTable, "_add", overtaken)
     with pytest.raises(TableTaken, match="other programs have committed"):
         delta.commit(SECOND, COLUMNS, [])
+
+
+def test_a_commit_that_is_refused_without_another_one_is_no_race(
+    delta: DeltaTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As deltalake does for a feature of the table that it cannot write."""
+
+    def refused(*_: Any) -> None:
+        raise CommitFailedError("Unsupported table features required")
+
+    delta.commit(FIRST, COLUMNS, [])
+    monkeypatch.setattr(DeltaTable, "_add", refused)
+    with pytest.raises(InvalidTable, match="Unsupported table features"):
+        delta.commit(SECOND, COLUMNS, [])
+
+
+@pytest.mark.parametrize("point", ["create", "_placed", "sync_names", "_add"])
+def test_a_driver_killed_in_the_first_batch_is_followed_by_another(
+    delta: DeltaTable, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        if point == "create":
+            (delta.folder / "_delta_log").mkdir()
+        raise RuntimeError("killed")
+
+    of = {"create": deltalake.DeltaTable, "sync_names": delta_module}.get(point, DeltaTable)
+    with monkeypatch.context() as patched:
+        patched.setattr(of, point, killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            delta.commit(FIRST, COLUMNS, [staged(delta, FIRST)])
+    following = DeltaTable(delta.folder, delta.partition_by)
+    following.open()
+    assert following.missing(FIRST) is not None
+    following.commit(FIRST, COLUMNS, [staged(following, FIRST)])
+    assert following.verified().problems == []
+    assert following.verified().rows == 10
 
 
 def test_vacuum_removes_files_of_a_killed_driver(

@@ -65,6 +65,10 @@ NO_TYPES: Final = re.compile(r'"(interval [^"]*|variant|void)"')
 NULLABLE: Final = ("nullable", "containsNull", "valueContainsNull")
 
 
+TRANSACTION_RETENTION: Final = "delta.setTransactionRetentionDuration"
+"""With it the log forgets where the table ends."""
+
+
 class DeltaTable(Table):
     """A folder with a log of Delta."""
 
@@ -83,7 +87,7 @@ class DeltaTable(Table):
                 pass
             except DeltaError as error:
                 raise self._unusable(error) from None
-        self.check_folder(is_table=self._delta is not None)
+        self.check_folder(is_table=self._delta is not None or self._is_begun())
         if (self.folder / OWN / "commits").exists():
             raise InvalidTable(
                 f"the table {self.folder} is one of Parquet: name an empty folder for one of Delta"
@@ -96,6 +100,11 @@ class DeltaTable(Table):
     def open(self) -> None:
         self.load()
         self.sweep()
+
+    def _is_begun(self) -> bool:
+        """Return whether a driver was killed while it made the table: its log has no entry."""
+        names = set(os.listdir(self.folder)) if self.folder.is_dir() else set()
+        return LOG in names and names <= {OWN, LOG} and not any((self.folder / LOG).glob("*.json"))
 
     def _unusable(self, error: Exception) -> InvalidTable:
         return InvalidTable(
@@ -117,7 +126,9 @@ class DeltaTable(Table):
         rules = [
             f"{name}: {value}"
             for name, value in delta.metadata().configuration.items()
-            if name.startswith(CONSTRAINTS) or (name == COLUMN_MAPPING and value != "none")
+            if name.startswith(CONSTRAINTS)
+            or name == TRANSACTION_RETENTION
+            or (name == COLUMN_MAPPING and value != "none")
         ]
         for field in delta.schema().fields:
             rules += [
@@ -192,18 +203,24 @@ class DeltaTable(Table):
     # --- commits --------------------------------------------------------------------------------
 
     def commit(self, batch: Batch, schema: StructType, staged: Iterable[StagedFile]) -> None:
-        files = [self._placed(file) for file in staged]
-        sync_names(self.folder, (file.path for file in files))
-        before = self.mark
+        before, first = self.mark, self.version + 1
+        wanted = list(staged)
+        files: list[AddAction] = []
         for attempt in range(1, TRIES + 1):
+            known = self.version
             try:
                 delta = self._with_columns(schema)
                 if self._mark() != before:
                     raise self.taken()
-                self._add(delta, mark_of(batch, before), files)
+                if not files:  # the table is there first: a folder with files only is none
+                    files = [self._placed(file) for file in wanted]
+                    sync_names(self.folder, (file.path for file in files))
+                self._add(delta, mark_of(batch, before), files, first)
                 return
             except CommitFailedError as error:
                 self.load()
+                if self.version == known:
+                    raise self._unusable(error) from None
                 if attempt == TRIES:
                     raise TableTaken(
                         f"other programs have committed to the table {self.folder} during {TRIES}"
@@ -215,7 +232,8 @@ class DeltaTable(Table):
     def forget(self) -> None:
         if self._delta is not None and self.mark is not None:
             ends = dict.fromkeys(self.mark.ends, 0)
-            self._add(self._delta, self.mark._replace(number=FORGOTTEN, ends=ends), [])
+            mark = self.mark._replace(number=FORGOTTEN, ends=ends)
+            self._add(self._delta, mark, [], self.version + 1)
 
     def _placed(self, file: StagedFile) -> AddAction:
         """Give a file its name below the table. A batch that is repeated may find it there."""
@@ -237,9 +255,10 @@ class DeltaTable(Table):
         found = periods(period_ms, self.partition_by)
         return {name: str(int(value)) if name == "hour" else value for name, value in found.items()}
 
-    def _add(self, delta: deltalake.DeltaTable, mark: Mark, files: list[AddAction]) -> None:
-        """Commit files and positions."""
-        first = delta.version() + 1
+    def _add(
+        self, delta: deltalake.DeltaTable, mark: Mark, files: list[AddAction], first: int
+    ) -> None:
+        """Commit files and positions, and bring the log to disk from version `first` on."""
         numbers = {
             "reader": mark.reader,
             "generation": mark.generation,
