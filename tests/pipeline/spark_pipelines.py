@@ -19,7 +19,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postbus.contract.pipeline import PipelineSpec
@@ -33,7 +33,7 @@ from postbus_spark.jobs.main import main
 from postbus_spark.jobs.schedules import Clock
 from postbus_spark.jobs.settling import last_batch
 from postbus_spark.lake.delta import DeltaTable
-from postbus_spark.lake.layout import TableAhead
+from postbus_spark.lake.layout import Batch, TableAhead
 from postbus_spark.lake.parquet import ParquetTable
 from postbus_spark.publish import Writer
 from tests.dev_bus import ROOT, environment, running_dev_bus
@@ -258,6 +258,25 @@ class PipelineTests:
         assert seen == [0, 12, 13]
         assert pipe.skus() == [*GOOD, "late"]
         assert drained.group().plan.is_settled
+
+    def test_a_run_for_what_is_there_that_is_stopped_before_its_end_is_to_be_repeated(
+        self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pipe = Pipe(drained, limits={"maxMessagesPerTrigger": 6})
+        running = pipe.runner()
+        process = batches.Batches.__call__
+
+        def stopped(self: batches.Batches, messages: DataFrame) -> Batch:
+            running.stop()
+            return process(self, messages)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(batches.Batches, "__call__", stopped)
+            with pytest.raises(runner.Unprocessed) as failed:
+                running.run(spark)
+        assert exit_code(failed.value) is ExitCode.RETRY
+        pipe.run(spark)
+        assert is_done(pipe)
 
     def test_a_batch_that_always_fails_stops_the_pipeline(
         self, spark: SparkSession, drained: Lake

@@ -39,6 +39,10 @@ class Stopped(Exception):
     """The pipeline was asked to stop; the batch that was to begin is the next run's first."""
 
 
+class Unprocessed(Exception):
+    """A run for what is there was stopped before its end: a supervisor starts it again."""
+
+
 class Runner:
     """One run of a pipeline."""
 
@@ -71,24 +75,34 @@ class Runner:
         self._stopping.set()
 
     def run(self, spark: SparkSession) -> None:
-        """Run to the end, or until `stop`. Raises what ended it, as `cause_of` returns it."""
-        schedule = self._document.spec.trigger.schedule
+        """Run to the end, or until `stop`. Raises what ended it, as `cause_of` returns it.
+
+        `Unprocessed`: of what was to be processed `once`, something may be left.
+        """
+        trigger = self._document.spec.trigger
+        schedule = trigger.schedule
         if schedule is None:
-            self._run(spark)
+            is_at_end = self._run(spark)
+            if trigger.once and not is_at_end:
+                raise Unprocessed("stopped before the end of what was there: run it again to go on")
             return
         if not self._client.group().plan.is_settled:
             self._run(spark)  # what a run before has left waits for no other time
         while wait_for(schedule, self._clock, self._stopping.is_set):
             self._run(spark)
 
-    def _run(self, spark: SparkSession) -> None:
+    def _run(self, spark: SparkSession) -> bool:
+        """Run a query; return whether it ended by itself."""
         self._batches.open()
+        if self._stopping.is_set():
+            return False
         # Before Spark reads the checkpoint: an older driver plans no batch behind its end any more.
         epoch = self._client.claim().epoch
         settle_committed(self._client, self._checkpoint, epoch)
         query = self._started(spark)
+        is_at_end = False
         try:
-            self._watch(query)
+            is_at_end = self._watch(query)
         except PySparkException as error:
             failure = cause_of(self._failure or error)
             if not isinstance(failure, Stopped):
@@ -96,6 +110,7 @@ class Runner:
         finally:
             query.stop()
         self._settle()
+        return is_at_end
 
     def _started(self, spark: SparkSession) -> StreamingQuery:
         document = self._document
@@ -121,7 +136,8 @@ class Runner:
                 self._failure = error
                 raise
 
-    def _watch(self, query: StreamingQuery) -> None:
+    def _watch(self, query: StreamingQuery) -> bool:
+        """Settle what is committed until the query ends; return whether it did so by itself."""
         seen = last_batch(self._checkpoint)
         while not query.awaitTermination(LOOK_S):  # type: ignore[arg-type]  # takes fractions
             committed = last_batch(self._checkpoint)
@@ -131,6 +147,8 @@ class Runner:
             if self._stopping.is_set() and self._is_between(committed):
                 LOG.info("stopping, the last batch is %s", seen)
                 query.stop()
+                return False
+        return True
 
     def _is_between(self, committed: int | None) -> bool:
         """Return whether no batch is processed, and all that were are committed."""
