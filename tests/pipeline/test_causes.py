@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,6 +59,20 @@ def test_a_page_shows_markup_as_text(name: str) -> None:
     assert "<script" not in page
     assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;amp;" in page
     assert "<h1>Dead letters of &lt;b&gt;orders</h1>" in page
+
+
+def test_times_are_utc_wherever_the_report_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of Spark have times without a zone, in that of the process."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    local = datetime(2026, 1, 2, 4, 4, 5)  # noqa: DTZ001
+    try:
+        page = html_of("orders", [cause(first_enqueued_time=local)])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "2026-01-02T03:04:05Z" in page
+    assert "04:04" not in page
 
 
 def test_programs_get_all_of_a_cause() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,8 +94,11 @@ def html_of(entity: str, causes: Sequence[Cause]) -> str:
 
 
 def _plain(cause: Cause) -> Cause:
+    """Return a cause with texts for times; Spark's rows have them in the zone of the process."""
     return {
-        name: f"{value:%Y-%m-%dT%H:%M:%SZ}" if isinstance(value, datetime) else value
+        name: f"{value.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        if isinstance(value, datetime)
+        else value
         for name, value in cause.items()
     }
 
