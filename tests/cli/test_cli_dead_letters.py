@@ -274,6 +274,8 @@ def test_numbers_of_a_file_are_resent_and_deleted(user: CommandLine, tmp_path: P
     assert peeked(user, "chosen/$DeadLetterQueue") == ["m4", "m5"]
     file.write_text("")
     assert user.ok("dlq", "resend", *chosen, "-y") == "no messages\n"
+    given = ("dlq", "resend", "chosen", "--numbers-file", "-")
+    user.fails(*given, stdin="1\n", code=2, says="add --yes")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -307,7 +308,7 @@ def read_numbers(file: Path) -> list[int]:
     """Return the sequence numbers of a file. Raises `InputError` with the line that has none."""
     found = []
     try:
-        with sys.stdin if str(file) == "-" else file.open(encoding="ascii") as lines:
+        with nullcontext(sys.stdin) if str(file) == "-" else file.open(encoding="ascii") as lines:
             for at, line in enumerate(lines, 1):
                 text = line.strip()
                 if not text:
