@@ -85,11 +85,13 @@ class Browse:
         with_properties: bool,
         with_body: bool,
         with_present: bool,
+        with_deliveries: bool,
     ) -> AsyncGenerator[RowChunk]:
         """Yield the rows of a range in order.
 
-        A chunk without rows says that the reader is not forgotten: many may be left out. Raises
-        `BulkRefused`, also after the first chunk.
+        `with_deliveries`: `with_present` counts those of the last moments, too. A chunk without
+        rows says that the reader is not forgotten: many may be left out. Raises `BulkRefused`, also
+        after the first chunk.
         """
         if first > end:
             text = "a range ends before it begins"
@@ -101,7 +103,7 @@ class Browse:
         limit = FIRST_ROWS
         for piece in pieces:
             rest, attempts = piece, None
-            if with_present:
+            if with_deliveries:
                 with store_errors():
                     attempts = await host.browse.attempts(piece)
             while rest.first < rest.end:

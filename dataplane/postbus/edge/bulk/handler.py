@@ -362,6 +362,7 @@ class BulkHandler:
             with_properties=with_properties,
             with_body=with_body,
             with_present=any(name in PRESENT_COLUMNS for name in columns),
+            with_deliveries="delivery_count" in columns,
         )
 
     async def _write(
