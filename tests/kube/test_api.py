@@ -247,6 +247,7 @@ async def test_a_group_says_what_it_serves(api: Api) -> None:
         "queues",
         "topics",
         "subscriptions",
+        "pipelines",
     }
     assert await api.serves("postbus.dev", "v1") == set()
 

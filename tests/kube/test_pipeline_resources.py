@@ -162,7 +162,7 @@ def ends(shop: Shop, template: Any, code: int, words: str) -> None:
     wanted = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"{NAME}-0", "labels": template["metadata"]["labels"]},
+        "metadata": {"name": f"{NAME}-0", **template["metadata"]},
         "spec": template["spec"],
     }
     path = PODS.path(shop.name, f"{NAME}-0")
@@ -352,6 +352,7 @@ async def test_a_pipeline_that_runs_once_is_a_job_for_each_document(
         shop.change("Pipeline", "prices", spec={"limits": {"maxAttempts": 6}})
         await eventually(lambda: names(shop) and job["metadata"]["name"] not in names(shop))
         [later] = names(shop)
+        await has(shop, "False", "Starting")
         shop.change("Pipeline", "prices", spec={"trigger": {"once": None, "continuous": "PT1S"}})
         await eventually(lambda: names(shop) == [] and replicas(shop) == 1)
         shop.change("Pipeline", "prices", spec={"trigger": {"once": True, "continuous": None}})
@@ -439,6 +440,49 @@ async def test_a_pipeline_elsewhere_gets_no_key_of_the_bus(
     assert shop.name in message(tenant)
     assert groups(shop) == {}
     assert rights(tenant) is None
+
+
+async def test_resources_elsewhere_do_not_hold_up_a_pipeline_of_the_bus(
+    configuration: Configuration, shop: Shop
+) -> None:
+    """Neither an older claim to its reader group, nor one to its queue that is not admitted."""
+    elsewhere = f"{shop.name}-other"
+    shop.server.request("POST", "/api/v1/namespaces", {"metadata": {"name": elsewhere}})
+    async with operator(configuration, shop, namespaces=(shop.name, elsewhere)):
+        shop.make("Queue", "orders")
+        await eventually(lambda: shop.is_ready("Queue", "orders"))
+        other = copy.copy(shop)
+        other.name = elsewhere
+        owner = {"name": "bus", "namespace": shop.name}
+        other.make("Queue", "orders", owner=owner, entityName=shop.entity("orders"))
+        source = {"name": "orders", "queue": shop.entity("orders"), "mode": "drain"}
+        make_pipeline(other, owner=owner, sources=[source])
+        for kind, name in (("Queue", "orders"), ("Pipeline", "prices")):
+            resolved = partial(other.condition, kind, name, "OwnerResolved")
+            await eventually(lambda resolved=resolved: resolved()[0] == "False")
+        make_pipeline(shop)
+        await started(shop)
+        shop.delete("Pipeline", "prices")
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {}
+
+
+async def test_a_group_is_not_left_to_a_pipeline_that_cannot_use_it(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await started(shop)
+        source = {"name": "orders", "queue": shop.entity("orders"), "readerGroup": "prices"}
+        table = {"format": "parquet", "path": "/lake/tapped"}
+        make_pipeline(shop, "tap", sources=[source], sinks=[{"from": "orders", "table": table}])
+        valid = partial(shop.condition, "Pipeline", "tap", "Valid")
+        await eventually(lambda: valid() == ("False", "GroupTaken"))
+        shop.delete("Pipeline", "prices")
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+        await started(shop, "tap")
+    assert groups(shop) == {"prices": "tap"}
 
 
 async def test_an_object_of_somebody_else_is_left_alone(

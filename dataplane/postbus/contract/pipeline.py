@@ -35,6 +35,11 @@ MAX_LOOKUPS: Final = 20
 DEFAULT_ATTEMPTS: Final = 5
 """Our choice: enough for a lake that is full for some minutes, when a supervisor restarts."""
 
+OWN_FOLDER: Final = "/etc/postbus"
+"""Folder of the document and the key in a pod of Kubernetes."""
+
+OWN_FOLDER_TEXT: Final = f"{OWN_FOLDER} has the document and the key: give it another folder"
+
 LEAST_MEMORY_MIB: Final = 1_024
 """A driver that waits needs about 700 MiB: the JVM, Python, and a worker of Python."""
 
@@ -475,10 +480,19 @@ def _path_problems(spec: PipelineSpec) -> Iterator[Problem]:
         yield from _overlaps(lookup.folder, taken, ("spec", "lookups", at))
 
 
+def _has_own(path: str) -> bool:
+    """Return whether a folder is, has or lies in the operator's own one."""
+    return f"{path}/".startswith(f"{OWN_FOLDER}/") or f"{OWN_FOLDER}/".startswith(f"{path}/")
+
+
 def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
     """Yield folders that are mounted twice, and tables that would go with their pod."""
     taken: set[str] = set()
+    if spec.volumes and _has_own(spec.checkpoint.path):
+        yield ("spec", "checkpoint", "path"), OWN_FOLDER_TEXT
     for at, volume in enumerate(spec.volumes):
+        if _has_own(volume.mount_path):
+            yield ("spec", "volumes", at, "mountPath"), OWN_FOLDER_TEXT
         if volume.mount_path in taken:
             message = f"another volume has {volume.mount_path}: give each a folder of its own"
             yield ("spec", "volumes", at, "mountPath"), message

@@ -38,7 +38,7 @@ PORT: Final = 5671
 MAX_NAME: Final = 253
 KIND_WORDS: Final = {"Namespace": "bus", "Queue": "queue", "Topic": "topic"}
 ROOT_WORD: Final = "root"
-NAMES_OF_THE_BUS: Final = re.compile(r"(?:^|-)(?:ca|tls|key|token|stores|auth)$")
+NAMES_OF_THE_BUS: Final = re.compile(r"(?:^|-)(?:ca|tls|key|token|stores|auth|pipeline)$")
 """Ends of the names that other Secrets of a bus have (`names.py`)."""
 
 

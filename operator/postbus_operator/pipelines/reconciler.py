@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import ValidationError
 
 from postbus.client.control import RequestRefused
 from postbus.contract.control_groups import CreateReaderGroup
 from postbus.contract.pipeline import PipelineDocument, Problem, pipeline_problems
+from postbus_operator.bus.marks import mark_of
 from postbus_operator.bus.refusals import has_moved_on, spec_invalid
 from postbus_operator.bus.session import BusSession
 from postbus_operator.context import Context
@@ -20,9 +23,12 @@ from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.keys import sync_key
 from postbus_operator.pipelines.objects import pods_of, put, remove_others, stop
 from postbus_operator.pipelines.releasing import release_pipeline
-from postbus_operator.pipelines.rivals import check_rivals, document_of
-from postbus_operator.pipelines.runs import is_steady, run_of
-from postbus_operator.pipelines.workloads import Driver, objects_of
+from postbus_operator.pipelines.rivals import check_rivals, document_of, is_of_bus
+from postbus_operator.pipelines.runs import Run, is_steady, run_of
+from postbus_operator.pipelines.workloads import Driver, objects_of, runs
+
+STARTING_RETRY_S: Final = 15.0
+"""Looks at pods that have not started. Our choice: soon for people, rare for the API server."""
 
 
 async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
@@ -35,13 +41,13 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     if resource.spec.get("suspend"):  # also while the bus does not answer
         await stop(context, resource)
     document = _valid_document(resource)
-    check_rivals(resource, document, context.cache.of_kind("Pipeline"))
+    if is_of_bus(resource):
+        check_rivals(resource, document, context.cache.of_kind("Pipeline"))
     draft.set("Valid", "True", "Accepted", "the spec is valid")
     owner = owner_of(resource, context.cache.get, context.cache.labels_of_namespace)
     if isinstance(owner, NoOwner):
         return draft.waits("OwnerResolved", owner.reason, owner.message, "OwnerNotReady")
-    if owner.bus.key.namespace != resource.key.namespace:
-        # Its key is for all entities: whoever may make entities elsewhere gets none of these.
+    if not is_of_bus(resource):
         text = (
             f"a pipeline can read every entity of {owner.bus.key}: create it in the cluster"
             f" namespace {owner.bus.key.namespace}"
@@ -55,21 +61,25 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     if missing is not None:
         return draft.waits("EntitiesResolved", "NotReady", missing, "EntityNotReady")
     draft.set("EntitiesResolved", "True", "Resolved", "all entities are on the bus")
-    if not await _has_group(session, document):
-        if draft.reader_group is None:
-            # Noted first: otherwise a deletion would not look for what a lost look has made.
-            draft.reader_group = document.group
-            return draft.starts("the reader group is made next", retry_s=0)
+    has_group = await _has_group(session, document)
+    if draft.reader_group is None:
+        # Noted first: otherwise a deletion would not look for what a lost look has made.
+        draft.reader_group = document.group
+        return draft.starts("the reader group is made next", retry_s=0)
+    if not has_group:
         await _create_group(session, document)
-    draft.reader_group = document.group
     keys = await sync_key(context, session, owner.bus, resource, document.spec)
     if keys.condition is None or keys.condition[0] != "True" or keys.binding is None:
         _, reason, message = keys.condition or ("False", "SourceMissing", "there is no key")
         return draft.waits("SecretsSynced", reason, message, "KeyNotReady")
     draft.set("SecretsSynced", *keys.condition)
     draft.binding = keys.binding.name
-    await _run(context, resource, document, draft)
-    return draft.outcome(*keys.events, retry_s=keys.retry_s)
+    run = await _run(context, resource, document, draft)
+    # Pods are not watched: that one does not start shows in no workload.
+    pauses = (keys.retry_s, STARTING_RETRY_S if run.also == "Reconciling" else None)
+    return draft.outcome(
+        *keys.events, retry_s=min((each for each in pauses if each is not None), default=None)
+    )
 
 
 # --- the spec -----------------------------------------------------------------------------------
@@ -103,9 +113,12 @@ def _missing(
 ) -> str | None:
     """Return what is said of the first entity that is not on the bus; None: all are."""
     for path in entities_of(resource):
-        if session.view.find(path) is None:
+        live = session.view.find(path)
+        if live is None:
             return f"there is no {path} on {bus.key}: create it, or correct the spec"
         for each in context.cache.named(bus.key, path):
+            if mark_of(each) != live.mark:  # it only claims the entity
+                continue
             ready = {cond["type"]: cond for cond in each.status.get("conditions", ())}.get("Ready")
             if ready is not None and ready["status"] == "False":
                 return f"{each.key} is not ready: {ready['message']}"
@@ -150,8 +163,8 @@ async def _create_group(session: BusSession, document: PipelineDocument) -> None
 
 async def _run(
     context: Context, resource: Resource, document: PipelineDocument, draft: PipelineDraft
-) -> None:
-    """Apply the objects, and note what the cluster says of them."""
+) -> Run:
+    """Apply the objects; return and note what the cluster says of them."""
     settings, namespace = context.settings, resource.key.namespace
     secret = context.cache.find(SECRETS, namespace, pipeline_name(resource.key.name))
     driver = Driver(
@@ -167,8 +180,9 @@ async def _run(
     workload = await put(context, resource, wanted)
     await remove_others(context, resource, workload)
     pods = [] if is_steady(workload) else await pods_of(context, resource)
-    run = run_of(workload, pods)
+    run = run_of(workload, [pod for pod in pods if runs(pod, driver)])
     draft.set("Ready", run.status, run.reason, run.message)
     if run.also is not None:
         draft.set(run.also, "True", run.reason, run.message)
     draft.exit_code = run.exit_code
+    return run

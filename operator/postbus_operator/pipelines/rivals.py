@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from postbus.contract.pipeline import PipelineDocument, Volume
+from postbus.contract.pipeline import PipelineDocument, Volume, pipeline_problems
 from postbus.contract.resources import API_VERSION
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import SpecInvalid
@@ -36,7 +36,7 @@ def check_rivals(
 ) -> None:
     """Raise SpecInvalid if an earlier pipeline has the reader group or the folder."""
     for other in sorted(others, key=_age):
-        if other.is_deleting or _age(other) >= _age(resource):
+        if other.is_deleting or not is_of_bus(other) or _age(other) >= _age(resource):
             continue
         known = _readable(other)
         if known is None:
@@ -56,14 +56,26 @@ def check_rivals(
 
 
 def is_group_shared(resource: Resource, others: Iterable[Resource]) -> bool:
-    """Return whether another pipeline stands for the reader group, too."""
+    """Return whether another pipeline can go on with the reader group, and stands for it."""
     document = _readable(resource)
     return document is not None and any(
         group_of(other, known) == group_of(resource, document)
+        and known.spec.source.mode == document.spec.source.mode
+        and not pipeline_problems(known)
         for other in others
-        if other.key != resource.key and not other.is_deleting
+        if other.key != resource.key and is_of_bus(other)
+        if not other.is_deleting and not other.is_paused
         if (known := _readable(other)) is not None
     )
+
+
+def is_of_bus(resource: Resource) -> bool:
+    """Return whether a pipeline is in the cluster namespace of its bus, as it must be.
+
+    Its key is for all entities: whoever may make entities elsewhere gets none of these, and has no
+    claim that others must heed.
+    """
+    return resource.owner is not None and resource.owner.namespace == resource.key.namespace
 
 
 def group_of(resource: Resource, document: PipelineDocument) -> tuple[Key | None, str, str, str]:

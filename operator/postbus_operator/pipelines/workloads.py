@@ -267,6 +267,12 @@ def _volumes(driver: Driver) -> tuple[list[Json], list[Json]]:
     return volumes, mounts
 
 
+def runs(pod: Mapping[str, Any], driver: Driver) -> bool:
+    """Return whether a pod runs this document, and not a former one."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return annotations.get(DOCUMENT_ANNOTATION) == driver.digest
+
+
 def is_suspended(found: Mapping[str, Any]) -> bool:
     """Return whether a StatefulSet or Job makes no pods."""
     spec = found["spec"]
