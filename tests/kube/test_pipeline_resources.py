@@ -63,7 +63,8 @@ async def configuration(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 @pytest.fixture
-def shop(server: ApiServer, running: ControlledBus) -> Shop:
+def shop(server: ApiServer, running: ControlledBus) -> Iterator[Shop]:
+    """A cluster namespace whose pipelines leave no rule: a bus has twelve at most."""
     made = Shop(server, running)
     authority = base64.b64encode(b"the authority of the bus").decode()
     metadata = {"name": "bus-ca", "labels": {"postbus.dev/watch": "true"}}
@@ -71,7 +72,11 @@ def shop(server: ApiServer, running: ControlledBus) -> Shop:
         "POST", SECRETS.path(made.name), {"metadata": metadata, "data": {"ca.crt": authority}}
     )
     made.make("Namespace", "bus")
-    return made
+    yield made
+    path = "/v1/authorization-rules"
+    for each in running.caller.get(path).body["items"]:
+        if each["name"].startswith("pipeline."):
+            running.caller.delete(f"{path}/{each['name']}")
 
 
 @asynccontextmanager
