@@ -18,12 +18,12 @@ CODE := dataplane operator pipeline charts tests bench e2e examples .ci
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^# --- /{gsub(/^# -+ | -+$$/, ""); print "\n" $$0} \
-		/^[a-z0-9-]+:.*## /{printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+		/^[a-z0-9-]+:.*## /{printf "  %-18s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # --- first --------------------------------------------------------------------------------------
 
 .PHONY: setup
-setup: .venv/.ready ## make .venv with everything for development; no-op when fresh
+setup: .venv/.ready ## make .venv with everything for development
 
 .venv/.ready: requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -49,11 +49,11 @@ hooks: ## let git check each commit message as CI does
 # --- running ------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: .venv-demo/.ready ## a bus from nothing, driven and checked with the official SDK
+demo: .venv-demo/.ready ## a bus from nothing, used and checked with the SDK
 	@$(DEMO_BIN)/python examples/demo.py
 
 .PHONY: demo-pipeline
-demo-pipeline: setup ## a pipeline that is killed, a capture, a repair, a replay; needs java
+demo-pipeline: setup ## the same with pipelines, one of them killed; needs java
 	@$(BIN)/python examples/demo_pipeline.py
 
 .PHONY: dev
@@ -79,7 +79,7 @@ kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
 
 .PHONY: kill-test-pipeline
-kill-test-pipeline: setup ## kill -9 pipelines, broker and Postgres; needs java, 45 minutes
+kill-test-pipeline: setup ## kill -9 pipelines, broker, Postgres; needs java
 	@for options in "drain" "capture" "capture --format delta"; do \
 		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$options $(KILL_FLAGS) || exit; \
 	done
@@ -133,7 +133,7 @@ format: setup ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: test
-test: setup ## all tests, on real Postgres and sockets; 7 min on two cores
+test: setup ## all tests, on real Postgres and sockets; 23 minutes
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 .PHONY: test-fast
@@ -148,7 +148,7 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
 
 .PHONY: test-pipeline
-test-pipeline: setup ## more cases of what tests on Spark show, under kills; needs java
+test-pipeline: setup ## more tests on Spark, and with kills; needs java
 	@$(BIN)/python -m pytest tests/pipeline tests/faults -m "thorough" $(PYTEST_FLAGS)
 
 .PHONY: kube-tools
@@ -212,7 +212,7 @@ PROMTOOL = PATH="$$PATH:$${E2E_CACHE:-e2e/.cache}/bin" promtool
 # --- written by programs ------------------------------------------------------------------------
 
 .PHONY: behaviours
-behaviours: setup ## run all tests, write docs/behaviours.md from those that pass
+behaviours: setup ## run all tests, write docs/behaviours.md from them
 	@$(BIN)/python -m pytest $(PARALLEL) --behaviours-write
 
 .PHONY: openapi

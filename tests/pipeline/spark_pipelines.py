@@ -565,7 +565,7 @@ class PipelineTests:
         assert GUIDE.partition("```yaml\n")[2].partition("```")[0] in text
         file = tmp_path / "price-orders.yaml"
         file.write_text(text.replace("/tmp/lake", str(tmp_path / "lake")))
-        [script] = re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+        [script, *_] = re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
         for old, new in {
             r"^postbus ": f"{sys.executable} -m postbus ",
             r"^postbus-pipeline ": f"{sys.executable} -m postbus_spark.jobs.main ",

@@ -88,6 +88,14 @@ def options(group: Lake) -> dict[str, str]:
     return group.options()
 
 
+def program_of_guide(word: str) -> str:
+    """Return the program of the guide that has a word."""
+    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
+    programs: list[str] = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    [found] = [each for each in programs if word in each]
+    return found
+
+
 class Captured:
     """A sink that keeps batches: its id, the bodies and the plan's number."""
 
@@ -217,8 +225,7 @@ def test_spark_reads_what_is_there_without_a_group(
     lake.complete(1)
     lake.dead_letter(2, "NoPrice")
     access = {name: text for name, text in lake.options().items() if name != "readerGroup"}
-    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    _, _, program, _ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program = program_of_guide("def looked_at")
     names: dict[str, Any] = {}
     exec(compile(program, "spark.md", "exec"), names)
     by_reason, past = names["looked_at"](spark, access)
@@ -372,8 +379,7 @@ def test_the_program_of_the_guide_works(
     lake = Lake(bus, bus.queue("queue.1"), tmp_path)
     lake.create()
     lake.send(b"from the guide", subject="news")
-    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    program, *_ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program = program_of_guide("builder.master")
     program = program.replace("/run/secrets/postbus/connection-string", lake.connection_file())
     program = program.replace("/checkpoints/lake", str(tmp_path / "checkpoint"))
     exec(compile(program, "spark.md", "exec"), {})
@@ -389,8 +395,7 @@ def test_a_drain_rejects_what_the_guide_rejects(
     lake.send(b"good", b"better", subject="news")
     lake.send(b"bad")
     lake.create(kind="drain")
-    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    _, program, *_ = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program = program_of_guide("def each_batch")
     names: dict[str, Any] = {"options": lake.options()}
     program = program.replace("/lake/orders", str(tmp_path / "table"))
     exec(compile(program, "spark.md", "exec"), names)
@@ -429,8 +434,7 @@ def test_dead_letters_are_grouped_and_chosen_as_the_guide_does(
     }  # fmt: skip
     found = causes["no price for apple *"]
     assert (found["reason"], found["example_description"]) == ("NoPrice", "no price for apple 0")
-    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    *_, program = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program = program_of_guide("dead_letter_causes")
     for old, new in {
         '"orders"': f'"{lake.entity}"',
         "/run/secrets/postbus/connection-string": file,
@@ -457,8 +461,7 @@ def writing(lake: Lake, name: str) -> dict[str, str]:
 
 def test_a_run_writes_its_rows_once(spark: SparkSession, bus: BusThread, tmp_path: Path) -> None:
     lake = Lake(bus, bus.queue(), tmp_path)
-    guide = (ROOT / "docs" / "guides" / "spark.md").read_text(encoding="utf-8")
-    *_, program = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    program = program_of_guide("def write_orders")
     names: dict[str, Any] = {}
     exec(compile(program, "spark.md", "exec"), names)
     for _ in range(2):

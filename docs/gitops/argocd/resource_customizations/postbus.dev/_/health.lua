@@ -1,4 +1,4 @@
--- Health of Namespace, Queue, Topic and Subscription of postbus.dev, from their conditions.
+-- Health of all kinds of postbus.dev, from their conditions.
 -- Progressing and Degraded follow kstatus (Reconciling, Stalled), so that Flux says the same.
 
 local function condition(type)
@@ -11,7 +11,7 @@ local function condition(type)
 end
 
 local ready = condition("Ready")
-local suspended = { Paused = true, AutoDeletedOnIdle = true }
+local suspended = { Paused = true, AutoDeletedOnIdle = true, Suspended = true }
 
 if obj.metadata.deletionTimestamp ~= nil then
   local blocked = condition("DeletionBlocked")
