@@ -490,6 +490,22 @@ async def test_a_group_is_not_left_to_a_pipeline_that_cannot_use_it(
     assert groups(shop) == {"prices": "tap"}
 
 
+async def test_a_deletion_leaves_a_group_that_another_pipeline_has_made_meanwhile(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop, suspend=True)
+        await has(shop, "False", "Suspended")  # no look without an event from here on
+        group = {"entity": shop.entity("orders"), "subQueue": "main", "name": "prices"}
+        for request, body in (("delete", group), ("create", group | {"kind": "tap"})):
+            answer = shop.running.caller.post(f"/v1/reader-groups/{request}", body)
+            assert answer.status in {200, 201}
+        shop.delete("Pipeline", "prices")
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {"prices": "tap"}
+
+
 async def test_an_object_of_somebody_else_is_left_alone(
     configuration: Configuration, shop: Shop
 ) -> None:

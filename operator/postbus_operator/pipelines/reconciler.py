@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from postbus.client.control import RequestRefused
-from postbus.contract.control_groups import CreateReaderGroup
+from postbus.contract.control_groups import CreateReaderGroup, OfReaderGroup
 from postbus.contract.pipeline import PipelineDocument, Problem, pipeline_problems
 from postbus_operator.bus.marks import mark_of
 from postbus_operator.bus.refusals import has_moved_on, spec_invalid
@@ -20,6 +20,7 @@ from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Outcome, SpecInvalid
 from postbus_operator.pipelines.draft import PipelineDraft
+from postbus_operator.pipelines.groups import find_group
 from postbus_operator.pipelines.keys import sync_key
 from postbus_operator.pipelines.objects import pods_of, put, remove_others, stop
 from postbus_operator.pipelines.releasing import release_pipeline
@@ -128,27 +129,24 @@ def _missing(
 async def _has_group(session: BusSession, document: PipelineDocument) -> bool:
     """Return whether the reader group is there. Raises SpecInvalid if it is of another kind."""
     source = document.spec.source
-    listed = await session.control.reader_groups()
-    wanted = (source.entity.lower(), source.sub_queue, document.group)
-    for each in listed.items:
-        if (each.entity.lower(), each.sub_queue, each.name) == wanted:
-            if each.kind == source.mode:
-                return True
-            raise SpecInvalid(
-                "GroupKindDiffers",
-                f"the reader group {each.name} of {each.entity} is a {each.kind}, and mode is"
-                f" {source.mode}: create another Pipeline with another readerGroup",
-            )
-    if listed.unavailable_partitions:
-        raise BackendUnavailable("partitions of the bus are unavailable, and perhaps the group's")
-    return False
+    group = await find_group(session, _group_of(document))
+    if group is not None and group.kind != source.mode:
+        raise SpecInvalid(
+            "GroupKindDiffers",
+            f"the reader group {group.name} of {group.entity} is a {group.kind}, and mode is"
+            f" {source.mode}: create another Pipeline with another readerGroup",
+        )
+    return group is not None
 
 
 async def _create_group(session: BusSession, document: PipelineDocument) -> None:
     """Create the reader group: from then on it keeps its messages."""
-    source = document.spec.source
+    named = _group_of(document)
     group = CreateReaderGroup(
-        entity=source.entity, sub_queue=source.sub_queue, name=document.group, kind=source.mode
+        entity=named.entity,
+        sub_queue=named.sub_queue,
+        name=named.name,
+        kind=document.spec.source.mode,
     )
     try:
         await session.control.create_reader_group(group)
@@ -156,6 +154,11 @@ async def _create_group(session: BusSession, document: PipelineDocument) -> None
         if has_moved_on(error):
             raise BackendUnavailable(f"the entity is being changed: {error.detail}") from None
         raise spec_invalid(error) from error
+
+
+def _group_of(document: PipelineDocument) -> OfReaderGroup:
+    source = document.spec.source
+    return OfReaderGroup(entity=source.entity, sub_queue=source.sub_queue, name=document.group)
 
 
 # --- objects ------------------------------------------------------------------------------------

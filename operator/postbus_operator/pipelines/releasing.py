@@ -18,6 +18,7 @@ from postbus_operator.entities.owners import is_owner_gone
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Outcome
 from postbus_operator.pipelines.draft import PipelineDraft
+from postbus_operator.pipelines.groups import find_group
 from postbus_operator.pipelines.keys import remove_key
 from postbus_operator.pipelines.objects import stop
 from postbus_operator.pipelines.rivals import is_group_shared
@@ -52,7 +53,11 @@ async def release_pipeline(context: Context, resource: Resource) -> Outcome:
 
 
 async def _drop_group(context: Context, session: BusSession, resource: Resource) -> None:
-    """Drop the group unless the policy keeps it, or another pipeline reads with it."""
+    """Drop the group unless the policy keeps it, or another pipeline reads with it.
+
+    A look that is repeated can find a group of the same name and another kind: it is of a pipeline
+    that waited for the name.
+    """
     policy = (resource.spec.get("operatorSpec") or {}).get("deletionPolicy", "Delete")
     others = context.cache.of_kind("Pipeline")
     is_made = resource.status.get("readerGroup") is not None
@@ -61,6 +66,9 @@ async def _drop_group(context: Context, session: BusSession, resource: Resource)
     source = Source.model_validate(resource.spec["sources"][0])
     name = resource.status["readerGroup"]
     group = OfReaderGroup(entity=source.entity, sub_queue=source.sub_queue, name=name)
+    found = await find_group(session, group)
+    if found is None or found.kind != source.mode:
+        return
     try:
         await session.control.delete_reader_group(group)
     except RequestRefused as error:
