@@ -12,6 +12,7 @@ import pytest
 
 from postbus.broker.access.authorization_rules import (
     MAX_RULES,
+    MAX_RULES_OF_ALL,
     AuthorizationRules,
     Keys,
     KeysUnreadable,
@@ -249,6 +250,25 @@ async def test_invalid_rules_are_refused(rig: Rig) -> None:
     assert await refused(rules.replace(None, many)) is Refusal.QUOTA_EXCEEDED
     await rules.replace(None, many[1:])
     assert [rule.name for rule in rules.listed(None) if rule.is_declared] == ["root"]
+
+
+async def test_rules_that_programs_keep_are_counted_for_each_program(rig: Rig) -> None:
+    def kept(program: int, count: int) -> list[WantedRule]:
+        mark = f"Pipeline/{program}"
+        return [WantedRule(f"p{program}-{each}", SEND, managed_by=mark) for each in range(count)]
+
+    rules = rig.rules
+    own = [WantedRule(f"r{number}", SEND) for number in range(MAX_RULES - 1)]
+    await rules.replace(None, [*own, *kept(1, MAX_RULES)])
+    assert await refused(rules.put(None, WantedRule("more", SEND))) is Refusal.QUOTA_EXCEEDED
+    more = WantedRule("more", SEND, managed_by="Pipeline/1")
+    assert await refused(rules.put(None, more)) is Refusal.QUOTA_EXCEEDED
+    await rules.put(None, WantedRule("p1-0", LISTEN))
+    programs = [rule for number in range(1, 8) for rule in kept(number, MAX_RULES)]
+    await rules.replace(None, [*programs, *kept(8, 4), *own])
+    assert len(rules.listed(None)) == MAX_RULES_OF_ALL
+    other = WantedRule("more", SEND, managed_by="Pipeline/9")
+    assert await refused(rules.put(None, other)) is Refusal.QUOTA_EXCEEDED
 
 
 async def test_shorter_keys_that_are_there_may_stay(rig: Rig) -> None:

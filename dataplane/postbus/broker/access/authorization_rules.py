@@ -7,7 +7,8 @@ The `Authorizer` gets every change at once, and links that lose their rights are
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,7 +27,12 @@ from postbus.entity.commands import Refusal, Refused
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
 
 MAX_RULES: Final = 12
-"""Maximum per namespace or entity; the quota of Service Bus."""
+"""Maximum per namespace or entity; the quota of Service Bus. Rules that programs keep are counted
+for each of their marks."""
+
+MAX_RULES_OF_ALL: Final = 100
+"""Maximum per namespace or entity with those that programs keep. Our choice: each is compared with
+the name of a client's key, and has a share of what is limited."""
 
 MAX_KEY_CHARS: Final = 256
 """The maximum of Service Bus."""
@@ -196,8 +202,8 @@ class AuthorizationRules:
             stored = self._stored.get(self._number_of(scope), [])
         except DirectoryRefusal:
             stored = []
-        kept = {key for rule in stored for key in _keys_of(rule)}
-        self._check(scope, self._besides_declared(scope, wanted), kept)
+        known = {rule.name: rule for rule in stored}
+        self._check(scope, self._besides_declared(scope, wanted), known)
 
     def _besides_declared(
         self, scope: str | None, wanted: Sequence[WantedRule]
@@ -224,7 +230,7 @@ class AuthorizationRules:
         """Check, seal and store rules, then update the authorizer."""
         entity_no = self._number_of(scope)
         known = {rule.name: rule for rule in self._stored.get(entity_no, [])}
-        self._check(scope, wanted, {key for rule in known.values() for key in _keys_of(rule)})
+        self._check(scope, wanted, known)
         new = [self._completed(each, known.get(each.name)) for each in wanted]
         kept = [rule.name for rule in new if rule is known.get(rule.name)]
         if len(kept) < max(len(new), len(known)):
@@ -250,8 +256,14 @@ class AuthorizationRules:
 
     # --- checks ---------------------------------------------------------------------------------
 
-    def _check(self, scope: str | None, wanted: Sequence[WantedRule], kept: set[str]) -> None:
-        """Raise for invalid rules; keys that are `kept` are not checked."""
+    def _check(
+        self,
+        scope: str | None,
+        wanted: Sequence[WantedRule],
+        known: Mapping[str, AuthorizationRuleDescription],
+    ) -> None:
+        """Raise for invalid rules; keys that a `known` rule has are not checked."""
+        kept = {key for rule in known.values() for key in _keys_of(rule)}
         declared = {rule.name for rule in self._declared_at(scope)}
         names = [rule.name for rule in wanted]
         for rule in wanted:
@@ -266,9 +278,13 @@ class AuthorizationRules:
             if not rule.rights:
                 raise _wrong(f"the authorization rule {rule.name} has no rights")
             _check_keys(rule, kept)
-        if len(declared) + len(wanted) > MAX_RULES:
+        counts = Counter(_mark_of(rule, known) for rule in wanted)
+        counts[""] += len(declared)
+        if max(counts.values()) > MAX_RULES or counts.total() > MAX_RULES_OF_ALL:
             raise _refusal(
-                Refusal.QUOTA_EXCEEDED, f"the maximum is {MAX_RULES} authorization rules"
+                Refusal.QUOTA_EXCEEDED,
+                f"the maximum is {MAX_RULES} authorization rules, and {MAX_RULES_OF_ALL} with those"
+                " that programs keep",
             )
 
     def _number_of(self, scope: str | None) -> int:
@@ -362,6 +378,13 @@ def _check_keys(rule: WantedRule, kept: set[str]) -> None:
                 f"a key of {rule.name} must have {LEAST_KEY_CHARS} to {MAX_KEY_CHARS} characters;"
                 " leave it out for a random key"
             )
+
+
+def _mark_of(wanted: WantedRule, known: Mapping[str, AuthorizationRuleDescription]) -> str:
+    """Return the mark that a wanted rule will have."""
+    if wanted.managed_by is not None:
+        return wanted.managed_by
+    return known[wanted.name].managed_by if wanted.name in known else ""
 
 
 def _keys_of(rule: AuthorizationRuleDescription | KeyRule) -> list[str]:
