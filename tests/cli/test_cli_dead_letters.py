@@ -27,7 +27,7 @@ spec:
 """
 QUEUES = (
     "looked", "filtered", "purged", "locked", "resent", "target", "edited", "deleted", "paced",
-    "refused", "table", "summed", "paged", "typed", "chosen",
+    "refused", "table", "summed", "paged", "typed", "chosen", "back",
 )  # fmt: skip
 
 
@@ -61,6 +61,11 @@ def send(user: CommandLine, queue: str, count: int) -> None:
 def kill(user: CommandLine, queue: str, count: int, reason: str = "bad") -> None:
     """Make dead letters."""
     send(user, queue, count)
+    reject(user, queue, count, reason)
+
+
+def reject(user: CommandLine, queue: str, count: int, reason: str = "bad") -> None:
+    """Receive messages and dead-letter them."""
     arguments = ("--to-dead-letter", "--reason", reason, "--description", "why")
     assert len(user.lines("receive", queue, "--count", str(count), *arguments)) == count
 
@@ -276,6 +281,20 @@ def test_numbers_of_a_file_are_resent_and_deleted(user: CommandLine, tmp_path: P
     assert user.ok("dlq", "resend", *chosen, "-y") == "no messages\n"
     given = ("dlq", "resend", "chosen", "--numbers-file", "-")
     user.fails(*given, stdin="1\n", code=2, says="add --yes")
+
+
+@pytest.mark.slow
+def test_messages_that_came_back_too_often_stay_dead_letters(user: CommandLine) -> None:
+    send(user, "back", 1)
+    resend = ("dlq", "resend", "back", "--all", "--yes", "--max-resends")
+    for _ in range(2):
+        reject(user, "back", 1)
+        assert user.ok(*resend, "2") == "resent 1 of 1 message\n"
+    reject(user, "back", 1)
+    user.fails(*resend, "2", code=1, says="it was resent 2 times, and came back")
+    [letter] = map(json.loads, user.ok("dlq", "list", "back", "-o", "json").splitlines())
+    assert letter["resends"] == 2
+    assert user.ok(*resend, "0") == "resent 1 of 1 message\n"
 
 
 @pytest.mark.parametrize(

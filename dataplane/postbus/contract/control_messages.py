@@ -108,19 +108,23 @@ class EditedMessage(Body):
 
 
 class ResendMessages(MessagesOf):
-    """The dead letters to resend, in this order. `to` null: the entity they came from."""
+    """The dead letters to resend, in this order. `to` null: the entity they came from.
+
+    Those that were resent `max_resends` times and came back are refused; null: however often.
+    """
 
     sub_queue: SubQueueName = "deadLetter"
     numbers: Chosen
     to: Path | None = None
     edit: EditedMessage | None = None
+    max_resends: int | None = Field(None, ge=1, le=1_000_000)
 
 
 class ShownMessage(ResponseBody):
     """A message. Binary properties are base64, times ISO 8601; `body_bytes` is the full length.
 
     For a dead letter also the time of dead-lettering, the delivery count at that time, and the link
-    name and address of its last receiver.
+    name and address of its last receiver. `resends`: how often it was resent as a dead letter.
     """
 
     sequence_number: int
@@ -148,6 +152,7 @@ class ShownMessage(ResponseBody):
     dead_lettered_at: datetime | None
     dead_letter_deliveries: int | None
     dead_letter_link: str | None
+    resends: int = 0
     dead_letter_client: str | None
     application_properties: dict[str, Plain]
     body_kind: str

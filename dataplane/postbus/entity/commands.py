@@ -517,7 +517,8 @@ class ResendBySequence(Expects[MessagesHandled]):
     """Resend dead letters, by number, in this order; each leaves its queue in the same commit.
 
     `target_no` names an entity of this partition, `target` one that is reached through the outbox.
-    Messages that a target here refuses stay where they are.
+    Messages that a target here refuses stay where they are, as do those that were resent
+    `max_resends` times before; None: however often.
     """
 
     entity_no: int
@@ -526,6 +527,7 @@ class ResendBySequence(Expects[MessagesHandled]):
     target_no: int | None
     target: str | None = None
     edit: MessageEdit | None = None
+    max_resends: int | None = None
 
 
 @dataclass(slots=True)

@@ -183,7 +183,7 @@ def _check(
     for index, choice in enumerate(choices):
         old = choice.envelope
         assert old is not None
-        envelope = _renewed(old, command.edit, entity.context.now_ms, is_home=target is entity)
+        envelope = _renewed(old, command, entity.context.now_ms, is_home=target is entity)
         refused: Refused | None
         if isinstance(envelope, Refused):
             refusals[choice.number] = envelope
@@ -212,16 +212,24 @@ def _check(
 
 
 def _renewed(
-    envelope: Envelope, edit: MessageEdit | None, now_ms: int, *, is_home: bool
+    envelope: Envelope, command: ResendBySequence, now_ms: int, *, is_home: bool
 ) -> Envelope | Refused:
-    """Return the message to resend, without traces of having been a dead letter.
+    """Return the message to resend, without traces of having been a dead letter but their count.
 
     Ids, session and keys stay, and the time to live, which starts again; an expiry in the past and
     a scheduled time are removed. Hops are counted from here. `is_home`: it returns to the entity it
     is from, where its number in the topic still says which message it is.
     """
+    edit = command.edit
     try:
         draft = MessageDraft(MessageFields(envelope))
+        if command.max_resends is not None and draft.resends >= command.max_resends:
+            return Refused(
+                Refusal.NOT_ALLOWED,
+                f"it was resent {draft.resends} times, and came back: correct the cause, or allow"
+                " more resends",
+            )
+        draft.count_resend()
         for name in DEAD_LETTER_PROPERTIES:
             draft.remove_property(name)
         if envelope.scheduled_ms is not None:

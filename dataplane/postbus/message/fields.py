@@ -42,6 +42,11 @@ _MAPS: Final[_Forms] = (0xC1, 0xD1)
 
 _SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
 _PARTITION_KEY: Final = "x-opt-partition-key"
+RESENDS: Final = "x-opt-postbus-resends"
+"""Annotation: how often an operator has resent the message as a dead letter. Ours."""
+
+MAX_RESENDS: Final = 1_000_000
+"""Highest count that is believed: senders can write the annotation, too."""
 
 
 class Field(IntEnum):
@@ -142,6 +147,11 @@ class MessageFields:
         key = self.envelope.partition_key
         return None if key is None else key.decode()
 
+    @cached_property
+    def resends(self) -> int:
+        """Return how often the message was resent as a dead letter."""
+        return _resends(self.envelope.annotations, self.envelope.annotation_count)
+
 
 class StoredFields(MessageFields):
     """A stored message, with its number and the count of its failed deliveries."""
@@ -198,6 +208,11 @@ class MessageDraft(MessageFields):
             raise ValueError(f"The partition key is longer than {MAX_ID_CHARS} characters.")
         self.partition_key = key
         self._annotations[_PARTITION_KEY] = None if key is None else encode_value(key)
+
+    def count_resend(self) -> None:
+        """Count that the message is resent as a dead letter."""
+        self.resends += 1
+        self._annotations[RESENDS] = encode_value(self.resends)
 
     def set_property(self, name: str, value: Value) -> None:
         """Set an application property; names are case-insensitive."""
@@ -366,3 +381,17 @@ def _replace_annotations(
         if value is not None:
             kept.append(encode_value(Symbol(name)) + value)
     return b"".join(kept), len(kept)
+
+
+def _resends(annotations: bytes, count: int) -> int:
+    """Return the count of resends among encoded annotations, 0 without a valid one."""
+    pos, end = 0, len(annotations)
+    for _ in range(count):
+        value_at = skip_value(annotations, pos, end)
+        after = skip_value(annotations, value_at, end)
+        if decode_value(annotations, pos, value_at)[0] == RESENDS:
+            value = decode_value(annotations, value_at, after)[0]
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            return max(0, min(value, MAX_RESENDS)) if is_count else 0
+        pos = after
+    return 0

@@ -290,13 +290,20 @@ class MessageOperations:
     # --- sending again --------------------------------------------------------------------------
 
     async def resend(
-        self, path: str, numbers: Numbers, *, to: str | None = None, edit: MessageEdit | None = None
+        self,
+        path: str,
+        numbers: Numbers,
+        *,
+        to: str | None = None,
+        edit: MessageEdit | None = None,
+        max_resends: int | None = None,
     ) -> ResendResult:
         """Resend at most `MAX_SEQUENCE_NUMBERS` dead letters, in the given order.
 
         They go to their former entity (a subscription itself, not its topic) or to another queue or
         topic. They have no trace of having been dead letters: they are new messages with their
-        former ids, keys and body, or those of `edit`.
+        former ids, keys and body, or those of `edit`. Those that were resent `max_resends` times
+        before are refused; None: however often.
         """
         address = self._address(path)
         _limit(numbers)
@@ -311,7 +318,7 @@ class MessageOperations:
             def command(some: list[int], target_no: int | None = target_no) -> ResendBySequence:
                 name = None if target_no is not None else target.name
                 return ResendBySequence(
-                    address.entity_no, address.sub_queue, some, target_no, name, edit
+                    address.entity_no, address.sub_queue, some, target_no, name, edit, max_resends
                 )
 
             await self._handle(partition_id, part, work if is_here else forwarded, command)

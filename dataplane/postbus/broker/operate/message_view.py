@@ -69,6 +69,10 @@ def view_of(
         application = fields.application
     except DecodeError:
         is_malformed, application = True, {}
+    try:
+        resends = fields.resends
+    except DecodeError:
+        is_malformed, resends = True, 0
     ttl_ms = default_ttl_ms if envelope.ttl_ms is None else envelope.ttl_ms
     is_dead = sub_queue in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER)
     expires_ms = None if ttl_ms is None or is_dead else peeked.enqueued_ms + ttl_ms
@@ -102,6 +106,7 @@ def view_of(
         dead_letter_source=_text(envelope.dead_letter_source),
         dead_lettered_at=None if death is None else moment_of(death.at_ms),
         dead_letter_deliveries=None if death is None else death.deliveries,
+        resends=resends,
         dead_letter_link=None if receiver is None else receiver.link,
         dead_letter_client=None if receiver is None else receiver.client,
         application_properties={name: plain(value) for name, value in application.items()},

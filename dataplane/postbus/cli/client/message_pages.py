@@ -247,6 +247,8 @@ def shown_message(view: dict[str, Any]) -> dict[str, Any]:
         answer["applicationProperties"] = view["applicationProperties"]
     if view.get("bodyBase64") is not None:
         answer |= _body(view)
+    if view.get("resends"):
+        answer["resends"] = view["resends"]
     if view.get("isMalformed"):
         answer["isMalformed"] = True
     return answer

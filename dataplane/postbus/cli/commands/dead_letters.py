@@ -98,6 +98,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the messages, cha
 To = Annotated[
     str | None, typer.Option("--to", help="Target queue or topic; default: the original entity.")
 ]
+MaxResends = Annotated[
+    int,
+    typer.Option(
+        "--max-resends",
+        min=0,
+        help="Leave messages that were resent so often and came back; 0: no limit.",
+    ),
+]
 FIELDS: Final = {
     "--id": "messageId",
     "--session": "sessionId",
@@ -181,6 +189,7 @@ def resend(
     numbers_file: NumbersFile = None,
     to: To = None,
     rate: Rate = None,
+    max_resends: MaxResends = 10,
     transfer: Transfer = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -198,7 +207,9 @@ def resend(
             numbers_file=numbers_file,
         )
         question = f"Resend {{}} dead letters of {entity}{f' to {to}' if to else ''}?"
-        body = {"to": to} if to else {}
+        body: dict[str, Any] = {"to": to} if to else {}
+        if max_resends:
+            body["maxResends"] = max_resends
         operation.run("resend", body, question, rate, dry_run=dry_run, yes=yes)
 
 

@@ -69,6 +69,7 @@ SET_BY_BUS: Final = {
     "deadLetterDeliveries",
     "deadLetterLink",
     "deadLetterClient",
+    "resends",
     "expiresAt",
     "sizeBytes",
     "isMalformed",

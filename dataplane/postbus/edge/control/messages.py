@@ -129,7 +129,11 @@ class ControlMessages:
         asked = call.read(ResendMessages)
         edit = None if asked.edit is None else _edit(asked.edit)
         done = await self._message_operations.resend(
-            path_of(asked), asked.numbers, to=asked.to, edit=edit
+            path_of(asked),
+            asked.numbers,
+            to=asked.to,
+            edit=edit,
+            max_resends=asked.max_resends,
         )
         resent = [
             ResentMessage(number=number, new_number=new) for number, new in done.resent.items()
