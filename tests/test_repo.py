@@ -310,6 +310,17 @@ def test_lock_files_hold_hashes_and_no_addresses() -> None:
         assert re.findall(r"\w+://|--(?:extra-)?index-url|--find-links", text) == [], name
 
 
+def test_lock_files_hold_each_package_that_their_extras_name() -> None:
+    extras = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    recipes = re.findall(r"pip compile (.+) -o (\S+)$", read(ROOT / "Makefile"), re.MULTILINE)
+    assert len(recipes) == 5
+    for options, name in recipes:
+        locked = set(re.findall(r"^([a-z0-9.-]+)==", read(ROOT / name), re.MULTILINE))
+        for extra in re.findall(r"--extra (\S+)", options):
+            wanted = {re.split(r"[<>=\[ ;]", each)[0].lower() for each in extras[extra]}
+            assert wanted <= locked, (name, extra, wanted - locked)
+
+
 def test_every_make_target_explains_itself() -> None:
     targets = re.findall(r"^([a-z][a-z-]*):(?!=)(.*)$", read(ROOT / "Makefile"), re.MULTILINE)
     assert [name for name, rest in targets if "## " not in rest] == []
