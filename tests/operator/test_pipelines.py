@@ -229,6 +229,15 @@ def test_the_newest_pod_of_a_job_counts() -> None:
     assert run_of(job("Complete"), pods)[:2] == ("True", "Completed")
 
 
+def test_a_pod_that_has_succeeded_before_its_job_is_no_trouble() -> None:
+    failed = pod("2026-01-01", ready=False, state=ended(1))
+    done = pod("2026-01-02", ready=False, state={"terminated": {"exitCode": 0}})
+    done["status"]["phase"] = "Succeeded"
+    for pods in ([done], [failed, done]):
+        assert run_of(job(), pods)[:2] == ("False", "Running")
+    assert run_of(job("Complete"), [done])[:2] == ("True", "Completed")
+
+
 def test_a_job_without_retries_needs_somebody() -> None:
     found = run_of(job("Failed"), [pod(state=ended(137))])
     assert (found.reason, found.also, found.exit_code) == ("RunFailed", "Stalled", 137)

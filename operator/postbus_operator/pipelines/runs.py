@@ -51,6 +51,8 @@ def run_of(workload: Json, pods: Iterable[Json]) -> Run:
     if is_steady(workload):
         return Run("True", "Running", "the pipeline runs")
     newest = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))[::-1]
+    if is_job and any(pod.get("status", {}).get("phase") == "Succeeded" for pod in newest):
+        return Run("False", "Running", "the run is over, its Job not yet", "Reconciling")
     failed = _failure(newest)
     if failed is not None:
         return _failed(*failed, is_over=ended == "Failed")
