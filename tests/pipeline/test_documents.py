@@ -239,6 +239,19 @@ def test_a_wrong_document_ends_with_the_code_of_configuration(
     assert "no such file or directory" in capsys.readouterr().err
 
 
+def test_the_error_of_a_run_is_written_to_a_file_as_far_as_kubernetes_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, error = tmp_path / "pipeline.yaml", tmp_path / "error"
+    file.write_text(GOOD.replace("sinks:", "sink:"))
+    assert main(["run", str(file), "--error-file", str(error)]) == 10
+    assert error.read_text() == capsys.readouterr().err.removesuffix("\n")
+    file.write_text(GOOD + "".join(f"ü{number}: 1\n" for number in range(200)))
+    assert main(["run", str(file), "--error-file", str(error)]) == 10
+    assert len(error.read_bytes()) == 4_096
+    assert error.read_bytes() in capsys.readouterr().err.encode()
+
+
 @pytest.mark.parametrize("arguments", [[], ["walk"], ["run"], ["run", "a", "--agan"]])
 def test_wrong_arguments_end_with_the_code_of_configuration(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -38,6 +38,9 @@ DOCUMENT_FILE: Final = "pipeline.yaml"
 CONNECTION: Final = "/etc/postbus/connection"
 CONNECTION_FILE: Final = "connectionString"
 AUTHORITY_FILE: Final = "ca.crt"
+ERROR_FILE: Final = "/dev/termination-log"
+"""What a container writes there is in the pod's status; the log has more than its error."""
+
 TMP: Final = "/tmp"
 
 GRACE_S: Final = 120
@@ -201,6 +204,8 @@ def _template(driver: Driver) -> Json:
             f"{DOCUMENT}/{DOCUMENT_FILE}",
             "--connection-string-file",
             file,
+            "--error-file",
+            ERROR_FILE,
         ],
         "workingDir": TMP,
         "env": _environment(driver),

@@ -25,6 +25,12 @@ SESSION: Final = {
 }
 """Settings of Spark that a pipeline relies on, or that suit a driver that nobody looks at."""
 DESCRIPTION: Final = "Run a pipeline: messages of a bus, transformed by Spark."
+QUERY_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""Loggers of Spark that write each error of a query as JSON, with the stack of Java."""
+
+ERROR_BYTES: Final = 4_096
+"""What Kubernetes keeps of an error, from the end."""
+
 CONNECTION_HELP: Final = "a file with a connection string, instead of POSTBUS_CONNECTION_STRING"
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 
@@ -39,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], None] = given.command
         command(given)
     except Exception as error:  # noqa: BLE001 - the code says what to do about it
-        print(shown(error), file=sys.stderr)
+        text = shown(error)
+        if getattr(given, "error_file", None) is not None:
+            given.error_file.write_bytes(text.encode()[:ERROR_BYTES])
+        print(text, file=sys.stderr)
         return int(exit_code(error))
     return 0
 
@@ -88,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
                 "--again",
                 action="store_true",
                 help="try a batch once more that has failed as often as it may",
+            )
+            sub.add_argument(
+                "--error-file",
+                type=Path,
+                metavar="FILE",
+                help="write the error that ends the run there, too",
             )
     _add_dead_letters(commands)
     return parser
@@ -246,12 +261,15 @@ def _make_importable(folder: str) -> None:
 
 def _session(name: str) -> SparkSession:
     """Start Spark, or return the session that runs. Raises `JavaMissing`."""
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
     from postbus_spark.jobs.failures import JavaMissing
 
     if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
         raise JavaMissing("Spark needs Java 17 or 21, and there is no java on PATH: install it")
+    for logger in QUERY_LOGGERS:
+        PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
     for name, value in SESSION.items():
