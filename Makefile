@@ -176,11 +176,13 @@ e2e-down: ## end that cluster
 
 .PHONY: e2e
 e2e: setup ## end-to-end tests on such a cluster, which then ends
-	@e2e/test.sh e2e/suite.sh $(PYTEST_FLAGS)
+	@E2E_IMAGES="$(E2E_IMAGES)" e2e/test.sh e2e/suite.sh $(PYTEST_FLAGS)
 
 .PHONY: e2e-slow
 e2e-slow: setup ## tests of such a cluster that wait for minutes of real time
-	@e2e/test.sh $(BIN)/python -m pytest e2e/tests -m slow $(PYTEST_FLAGS)
+	@E2E_IMAGES="$(E2E_IMAGES)" e2e/test.sh $(BIN)/python -m pytest e2e/tests -m slow $(PYTEST_FLAGS)
+
+E2E_IMAGES := postbus postbus-store postbus-pipeline
 
 .PHONY: e2e-scale
 e2e-scale: setup ## measure 10,000 entities on the own node; SCALE="--help"

@@ -5,8 +5,9 @@
 #   e2e/test.sh .venv/bin/python -m pytest e2e/tests
 #
 # The first test installs the charts. TAG names the tag of the images, by default dev. On an existing
-# cluster without E2E_LOAD the images must be there. E2E_TREES names more folders of source, each as
-# TAG=FOLDER, whose images are built and loaded, too.
+# cluster without E2E_LOAD the images must be there. E2E_IMAGES names those of this folder that are
+# built and loaded, by default those of a bus. E2E_TREES names more folders of source, each as
+# TAG=FOLDER, with the images of a bus.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 help_for "$0" "$@"
@@ -36,7 +37,8 @@ load_images() {
 
 build_images() {
   local each
-  "$e2e/build-images.sh" || return
+  # shellcheck disable=SC2086  # names
+  "$e2e/build-images.sh" ${E2E_IMAGES:-} || return
   for each in ${E2E_TREES:-}; do
     TAG=${each%%=*} "${each#*=}/e2e/build-images.sh" || return
   done

@@ -21,8 +21,8 @@ from e2e.tests.figures import FIGURES
 from e2e.tests.guide import quickstart
 
 ORDER: Final = (
-    "test_cluster", "test_quickstart", "test_fields", "test_rotation", "test_deletion",
-    "test_bad_input", "test_operations", "*", "test_uninstall",
+    "test_cluster", "test_quickstart", "test_fields", "test_rotation", "test_pipelines",
+    "test_deletion", "test_bad_input", "test_operations", "*", "test_uninstall",
 )  # fmt: skip
 """Modules that come first and last: what others need, those that take long, what removes it all."""
 
