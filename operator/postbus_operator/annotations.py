@@ -23,8 +23,8 @@ RECREATE_REQUESTED_AT: Final = "postbus.dev/recreate-requested-at"
 """Any new value creates an entity again that was deleted because it was idle."""
 
 RESOURCE: Final = "postbus.dev/resource"
-"""The resource that a Secret with keys is of, with or without an owner reference:
-`Queue/shop/orders`."""
+"""The resource that a Secret with keys is of, with or without an owner reference, or a Job that a
+CronJob owns: `Queue/shop/orders`."""
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"

@@ -210,7 +210,7 @@ _PIPELINE: Final = {
     "table.partitionBy": "Folders by the time when messages were enqueued.",
     "trigger": "When batches begin.",
     "trigger.continuous": "Time from one batch to the next; the pipeline runs without an end.",
-    "trigger.schedule": "Times of runs, in UTC: the five fields of cron. The pod waits between.",
+    "trigger.schedule": "Times of runs, in UTC: the five fields of cron. No pod runs between.",
     "trigger.once": "Process what is there, and end.",
     "limits": "Upper bounds of a batch.",
     "limits.maxMessagesPerTrigger": "Most messages of a batch, 0 for any number.",

@@ -65,7 +65,7 @@ def store_name(bus: str, store: str) -> str:
 
 
 def pipeline_name(pipeline: str) -> str:
-    """Return the name of a pipeline's objects: Secret, ConfigMap, StatefulSet.
+    """Return the name of a pipeline's objects: Secret, ConfigMap, StatefulSet, CronJob.
 
     A Job adds a hyphen and eight characters; no bus has an object of such a name.
     """

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from kubernetes.aio.client import Configuration
@@ -22,6 +22,7 @@ from postbus_operator.bus.access import open_sessions
 from postbus_operator.entities.reconciler import reconcile_entity
 from postbus_operator.kube.resource_types import (
     CONFIG_MAPS,
+    CRON_JOBS,
     JOBS,
     PODS,
     RESOURCES,
@@ -162,12 +163,12 @@ def runs(shop: Shop) -> None:
     )  # fmt: skip
 
 
-def ends(shop: Shop, template: Any, code: int, words: str) -> None:
+def ends(shop: Shop, template: Any, code: int, words: str, **metadata: Any) -> None:
     """Write what the kubelet says of a container that has ended."""
     wanted = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"{NAME}-0", **template["metadata"]},
+        "metadata": {"name": f"{NAME}-0", **template["metadata"], **metadata},
         "spec": template["spec"],
     }
     path = PODS.path(shop.name, f"{NAME}-0")
@@ -362,6 +363,131 @@ async def test_a_pipeline_that_runs_once_is_a_job_for_each_document(
         await eventually(lambda: names(shop) == [] and replicas(shop) == 1)
         shop.change("Pipeline", "prices", spec={"trigger": {"once": True, "continuous": None}})
         await eventually(lambda: names(shop) == [later] and replicas(shop) == 0)
+
+
+# --- schedules ----------------------------------------------------------------------------------
+
+SCHEDULE: Final = {"schedule": "*/5 * * * *", "continuous": None, "once": None}
+
+
+def owned_by(owner: Any) -> list[Any]:
+    metadata = owner["metadata"]
+    names = {name: metadata[name] for name in ("name", "uid")}
+    return [{"apiVersion": "batch/v1", "kind": owner["kind"], "controller": True, **names}]
+
+
+def begins(shop: Shop, name: str) -> Any:
+    """Make a Job as the controller of CronJobs does, with a pod that is ready; return it."""
+    cron_job = found(shop, CRON_JOBS)
+    template = cron_job["spec"]["jobTemplate"]
+    metadata = {**template["metadata"], "name": name, "ownerReferences": owned_by(cron_job)}
+    wanted = {"metadata": metadata, "spec": template["spec"]}
+    made = shop.server.request("POST", JOBS.path(shop.name), wanted)
+    active = [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "namespace": shop.name}]
+    say(shop, CRON_JOBS, NAME, active=active)
+    say(shop, JOBS, name, startTime="2026-01-01T00:00:00Z", active=1, ready=1)
+    return made
+
+
+def is_suspended(shop: Shop, type: ResourceType, name: str = NAME) -> bool:
+    return bool(found(shop, type, name)["spec"]["suspend"])
+
+
+def completes(shop: Shop, name: str) -> None:
+    now = "2026-01-01T00:00:00Z"
+    ended = [{"type": type, "status": "True"} for type in ("SuccessCriteriaMet", "Complete")]
+    status: dict[str, Any] = {"active": None, "ready": 0, "succeeded": 1, "completionTime": now}
+    say(shop, JOBS, name, conditions=ended, **status)
+
+
+def fails(shop: Shop, run: Any, code: int, words: str) -> None:
+    ends(shop, run["spec"]["template"], code, words, ownerReferences=owned_by(run))
+    ended = [{"type": type, "status": "True"} for type in ("FailureTarget", "Failed")]
+    name = run["metadata"]["name"]
+    say(shop, JOBS, name, active=None, ready=0, failed=1, conditions=ended)
+
+
+async def test_a_schedule_is_a_cron_job_whose_last_run_counts(
+    configuration: Configuration, shop: Shop, tmp_path: Path
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop, trigger={"schedule": "*/5 * * * *"})
+        await has(shop, "True", "Waiting")
+        assert groups(shop) == {"prices": "drain"}
+        (tmp_path / "pipeline.yaml").write_text(found(shop, CONFIG_MAPS)["data"]["pipeline.yaml"])
+        assert read_pipeline(tmp_path / "pipeline.yaml").spec.trigger.once
+
+        begins(shop, f"{NAME}-1")
+        await has(shop, "True", "Running")
+        completes(shop, f"{NAME}-1")
+        await has(shop, "True", "Waiting")
+        fails(shop, begins(shop, f"{NAME}-2"), 20, "DataLoss: messages are gone")
+        await has(shop, "False", "DecisionNeeded")
+        assert "DataLoss: messages are gone" in message(shop)
+        assert shop.condition("Pipeline", "prices", "Stalled") == ("True", "DecisionNeeded")
+        assert shop.get("Pipeline", "prices")["status"]["exitCode"] == 20
+
+        shop.change("Pipeline", "prices", spec={"trigger": {"schedule": "61 * * * *"}})
+        valid = partial(shop.condition, "Pipeline", "prices", "Valid")
+        await eventually(lambda: valid() == ("False", "InvalidSpec"))
+        assert "end of range (61)" in message(shop, "Valid")
+
+
+async def test_a_run_of_a_schedule_ends_with_its_suspension_its_document_and_its_pipeline(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop, trigger={"schedule": "*/5 * * * *"})
+        await has(shop, "True", "Waiting")
+        first, second, third = (f"{NAME}-{number}" for number in range(1, 4))
+        begins(shop, first)
+        completes(shop, first)
+        begins(shop, second)
+        await has(shop, "True", "Running")
+
+        shop.change("Pipeline", "prices", spec={"suspend": True})
+        await has(shop, "False", "Suspended")
+        assert is_suspended(shop, CRON_JOBS)
+        assert is_suspended(shop, JOBS, second)
+        assert not is_suspended(shop, JOBS, first)
+        shop.change("Pipeline", "prices", spec={"suspend": False})
+        await eventually(lambda: not is_suspended(shop, JOBS, second))
+        assert not is_suspended(shop, CRON_JOBS)
+
+        shop.change("Pipeline", "prices", spec={"limits": {"maxAttempts": 6}})
+        await eventually(lambda: names(shop) == [first])
+        await has(shop, "True", "Waiting")
+        begins(shop, third)
+        await has(shop, "True", "Running")
+        shop.delete("Pipeline", "prices")
+        blocked = partial(shop.condition, "Pipeline", "prices", "DeletionBlocked")
+        await eventually(lambda: blocked() == ("True", "DriverEnds"))
+        assert is_suspended(shop, CRON_JOBS)
+        assert is_suspended(shop, JOBS, third)
+        assert groups(shop) == {"prices": "drain"}
+        say(shop, JOBS, third, active=0, ready=0)
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {}
+
+
+async def test_a_pipeline_that_gets_or_loses_a_schedule_leaves_its_former_workload(
+    configuration: Configuration, shop: Shop
+) -> None:
+    """A version before had a StatefulSet for schedules, too."""
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await started(shop)
+        shop.change("Pipeline", "prices", spec={"trigger": SCHEDULE})
+        await has(shop, "True", "Waiting")
+        assert replicas(shop) == 0
+        begins(shop, f"{NAME}-1")
+        await has(shop, "True", "Running")
+        shop.change("Pipeline", "prices", spec={"trigger": {"schedule": None, "once": True}})
+        await eventually(lambda: is_gone(shop, CRON_JOBS, NAME))
+        await eventually(lambda: len(names(shop)) == 1 and f"{NAME}-1" not in names(shop))
 
 
 # --- what is refused ----------------------------------------------------------------------------

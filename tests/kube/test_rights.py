@@ -69,7 +69,9 @@ UNUSED: Final[dict[str, set[Grant]]] = {
         (verb, "policy", "poddisruptionbudgets") for verb in ("get", "create", "patch")
     },
     "a bus that answers, for its pipelines": {
-        (verb, "batch", "jobs") for verb in ("get", "create", "patch", "delete")
+        (verb, "batch", each)
+        for each in ("jobs", "cronjobs")
+        for verb in ("get", "create", "patch", "delete")
     },
 }
 """Rights for what does not happen here, or not always."""

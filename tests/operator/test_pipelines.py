@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -15,7 +16,7 @@ from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import SpecInvalid
 from postbus_operator.pipelines.keys import rights_of, rule_name
 from postbus_operator.pipelines.rivals import check_rivals, document_of
-from postbus_operator.pipelines.runs import run_of
+from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule
 from postbus_operator.pipelines.workloads import Driver, objects_of
 from tests.operator.objects import entity
 
@@ -88,12 +89,26 @@ def test_a_job_is_another_one_only_if_the_run_is() -> None:
     ("trigger", "kind"),
     [
         ({"continuous": "PT1S"}, "StatefulSet"),
-        ({"schedule": "*/5 * * * *"}, "StatefulSet"),
+        ({"schedule": "*/5 * * * *"}, "CronJob"),
         ({"once": True}, "Job"),
     ],
 )
 def test_what_has_an_end_is_a_job(trigger: Json, kind: str) -> None:
     assert objects(resource(trigger=trigger))[1]["kind"] == kind
+
+
+def test_jobs_of_a_schedule_run_what_is_there_as_a_job_does_that_runs_once() -> None:
+    [document, found] = objects(resource(trigger={"schedule": "*/5 * * * *"}))
+    [other, job] = objects(resource(trigger={"once": True}))
+    assert (found["spec"]["schedule"], found["spec"]["timeZone"]) == ("*/5 * * * *", "Etc/UTC")
+    assert found["spec"]["concurrencyPolicy"] == "Forbid"
+    texts = [each["data"]["pipeline.yaml"] for each in (document, other)]
+    assert json.loads(texts[0])["spec"]["trigger"] == {"once": True}
+    assert texts[0] == texts[1]
+    run, once = found["spec"]["jobTemplate"]["spec"], job["spec"]
+    for each in (run, once):
+        each["template"]["metadata"].pop("annotations")
+    assert once == {"suspend": False, **run}
 
 
 def test_a_changed_document_or_key_makes_another_pod_and_suspension_does_not() -> None:
@@ -251,3 +266,77 @@ def test_an_image_that_is_missing_is_named_with_its_field() -> None:
     found = run_of(stateful_set(), [pod(image="postbus-pipeline:1", state=waiting)])
     assert found.reason == "PodNotStarting"
     assert "runtime.image" in found.message
+
+
+# --- schedules ----------------------------------------------------------------------------------
+
+CRON_JOB: Json = {"kind": "CronJob", "metadata": {"name": "prices-pipeline"}, "spec": {}}
+
+
+def job_at(hour: int, *conditions: str, **status: Any) -> Json:
+    made = job(*conditions, **status)
+    metadata = {"uid": str(hour), "creationTimestamp": f"2026-01-01T{hour:02}:00:00Z"}
+    return made | {"metadata": metadata}
+
+
+def pod_of(run: Json, **container: Any) -> Json:
+    made = pod(run["metadata"]["creationTimestamp"], **container)
+    made["metadata"]["ownerReferences"] = [{"uid": run["metadata"]["uid"]}]
+    return made
+
+
+def test_a_schedule_without_runs_waits_for_the_first_one() -> None:
+    assert are_steady(CRON_JOB, [])
+    found = run_of_schedule(CRON_JOB, [], [])
+    assert (found.status, found.reason, found.also) == ("True", "Waiting", None)
+    assert not found.is_starting
+
+
+def test_a_suspended_schedule_says_so_whatever_its_last_run_did() -> None:
+    suspended = CRON_JOB | {"spec": {"suspend": True}}
+    assert are_steady(suspended, [job_at(1, "Failed")])
+    assert run_of_schedule(suspended, [job_at(1, "Failed")], [])[:2] == ("False", "Suspended")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "also"),
+    [
+        (10, "ConfigurationError", "Stalled"),
+        (20, "DecisionNeeded", "Stalled"),
+        (1, "RunFailed", None),
+    ],
+)
+def test_the_last_run_of_a_schedule_counts_until_another_one_has_ended(
+    code: int, reason: str, also: str | None
+) -> None:
+    failed, going = job_at(2, "Failed"), job_at(3, active=1, ready=1)
+    runs = [job_at(1, "Complete"), failed]
+    pods = [pod_of(failed, state=ended(code, "what it said"))]
+    found = run_of_schedule(CRON_JOB, runs, pods)
+    assert (found.status, found.reason, found.also) == ("False", reason, also)
+    assert "what it said" in found.message
+    assert "the next run begins at its time" in found.message
+    assert found.exit_code == code
+    assert run_of_schedule(CRON_JOB, [going, *runs], pods) == found
+    completed = [job_at(3, "Complete"), *runs]
+    assert run_of_schedule(CRON_JOB, completed, pods)[:2] == ("True", "Waiting")
+
+
+def test_a_run_that_begins_is_looked_at_until_its_pod_is_ready() -> None:
+    before, begun = job_at(1, "Complete"), job_at(2, active=1)
+    found = run_of_schedule(CRON_JOB, [before, begun], [])
+    assert (found.status, found.reason, found.is_starting) == ("True", "Running", True)
+    assert not are_steady(CRON_JOB, [before, begun])
+    ready = job_at(2, active=1, ready=1)
+    assert not run_of_schedule(CRON_JOB, [before, ready], []).is_starting
+    assert are_steady(CRON_JOB, [before, ready])
+    assert not are_steady(CRON_JOB, [job_at(1, "Failed"), ready])
+    again = job_at(2, active=1, ready=1, failed=1)
+    found = run_of_schedule(CRON_JOB, [before, again], [pod_of(again, state=ended(1))])
+    assert (found.reason, found.also) == ("Retrying", "Reconciling")
+
+
+def test_a_pod_of_an_earlier_run_says_nothing_of_this_one() -> None:
+    earlier, begun = job_at(1, "Complete", failed=1), job_at(2, active=1)
+    pods = [pod_of(earlier, state=ended(1, "old"))]
+    assert run_of_schedule(CRON_JOB, [earlier, begun], pods)[:2] == ("True", "Running")

@@ -90,9 +90,9 @@ imagePullSecrets:
 - apiGroups: [apps]
   resources: [statefulsets]
   verbs: [get, list, watch, create, patch]
-# A pipeline has another Job for another document.
+# A pipeline has another Job for another document, and no CronJob without a schedule.
 - apiGroups: [batch]
-  resources: [jobs]
+  resources: [jobs, cronjobs]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]

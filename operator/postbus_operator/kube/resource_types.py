@@ -40,6 +40,7 @@ SERVICES: Final = ResourceType("", "v1", "services", "Service")
 VOLUME_CLAIMS: Final = ResourceType("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 STATEFUL_SETS: Final = ResourceType("apps", "v1", "statefulsets", "StatefulSet")
 JOBS: Final = ResourceType("batch", "v1", "jobs", "Job")
+CRON_JOBS: Final = ResourceType("batch", "v1", "cronjobs", "CronJob")
 DISRUPTION_BUDGETS: Final = ResourceType(
     "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"
 )
@@ -63,6 +64,7 @@ CHILDREN: Final = (
     VOLUME_CLAIMS,
     STATEFUL_SETS,
     JOBS,
+    CRON_JOBS,
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
 )

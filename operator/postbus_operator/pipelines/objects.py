@@ -11,21 +11,30 @@ from postbus_operator.children.comparison import is_current, with_digest
 from postbus_operator.context import Context
 from postbus_operator.kube.api import Invalid, NotFound
 from postbus_operator.kube.cache import owners_of
-from postbus_operator.kube.resource_types import JOBS, PODS, STATEFUL_SETS, type_of
+from postbus_operator.kube.resource_types import CRON_JOBS, JOBS, PODS, STATEFUL_SETS, type_of
 from postbus_operator.kube.slimming import slim
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import SpecInvalid
-from postbus_operator.pipelines.workloads import is_suspended, labels_of, suspension
+from postbus_operator.pipelines.workloads import (
+    ending_of,
+    has_document_of,
+    is_run_of,
+    is_suspended,
+    labels_of,
+    suspension,
+)
 
 Found = Mapping[str, Any]
 
 
 def workloads_of(context: Context, resource: Resource) -> list[Found]:
-    """Return the StatefulSet and the Jobs of a pipeline."""
+    """Return StatefulSet, CronJob and Jobs of a pipeline.
+
+    A CronJob is before its Jobs: one that is stopped first makes no other Job.
+    """
     cache, namespace = context.cache, resource.key.namespace
-    found = [
-        cache.find(*key) for type in (STATEFUL_SETS, JOBS) for key in cache.keys_of(type, namespace)
-    ]
+    types = (STATEFUL_SETS, CRON_JOBS, JOBS)
+    found = [cache.find(*key) for type in types for key in cache.keys_of(type, namespace)]
     return [each for each in found if each is not None and resource.key in owners_of(each)]
 
 
@@ -64,21 +73,42 @@ async def stop(context: Context, resource: Resource) -> list[Found]:
 async def remove_others(context: Context, resource: Resource, kept: Found) -> None:
     """End the workloads of former documents; a StatefulSet without pods goes with its Pipeline."""
     for each in workloads_of(context, resource):
-        metadata = each["metadata"]
-        if metadata["uid"] == kept["metadata"]["uid"]:
+        metadata, type = each["metadata"], type_of(each)
+        if metadata["uid"] == kept["metadata"]["uid"] or _is_left(each, kept):
             continue
-        if type_of(each) is JOBS:
-            name, uid = metadata["name"], metadata["uid"]
-            await context.api.delete(JOBS, metadata["namespace"], name, uid=uid)
-        else:
+        if type is STATEFUL_SETS:
             await _stopped(context, each)
+        else:
+            name, uid = metadata["name"], metadata["uid"]
+            await context.api.delete(type, metadata["namespace"], name, uid=uid)
+
+
+def _is_left(found: Found, kept: Found) -> bool:
+    """Return whether a workload is a Job of the CronJob that is kept, with its document or over."""
+    if type_of(kept) is not CRON_JOBS or type_of(found) is not JOBS or not is_run_of(found, kept):
+        return False
+    return ending_of(found) is not None or has_document_of(found, kept)
+
+
+async def jobs_of(context: Context, resource: Resource, cron_job: Found) -> list[Found]:
+    """Return the Jobs of a CronJob with its document; those that were suspended with it go on."""
+    return [
+        await _patched(context, each, {"spec": {"suspend": False}})
+        if is_suspended(each) and not is_suspended(cron_job)
+        else each
+        for each in workloads_of(context, resource)
+        if type_of(each) is JOBS and is_run_of(each, cron_job) and has_document_of(each, cron_job)
+    ]
 
 
 async def _stopped(context: Context, found: Found) -> Found:
-    if is_suspended(found):
+    if is_suspended(found) or ending_of(found) is not None:
         return found
+    return await _patched(context, found, suspension(found))
+
+
+async def _patched(context: Context, found: Found, change: Json) -> Found:
     metadata = found["metadata"]
-    change = suspension(found)
     return await context.api.patch(type_of(found), metadata["namespace"], metadata["name"], change)
 
 

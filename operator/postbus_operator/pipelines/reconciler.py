@@ -15,17 +15,17 @@ from postbus_operator.bus.session import BusSession
 from postbus_operator.context import Context
 from postbus_operator.entities.owners import NoOwner, owner_of
 from postbus_operator.kube.cache import entities_of
-from postbus_operator.kube.resource_types import SECRETS
+from postbus_operator.kube.resource_types import CRON_JOBS, SECRETS, type_of
 from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Outcome, SpecInvalid
 from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.groups import find_group
 from postbus_operator.pipelines.keys import sync_key
-from postbus_operator.pipelines.objects import pods_of, put, remove_others, stop
+from postbus_operator.pipelines.objects import jobs_of, pods_of, put, remove_others, stop
 from postbus_operator.pipelines.releasing import release_pipeline
 from postbus_operator.pipelines.rivals import check_rivals, document_of, is_of_bus
-from postbus_operator.pipelines.runs import Run, is_steady, run_of
+from postbus_operator.pipelines.runs import Run, are_steady, is_steady, run_of, run_of_schedule
 from postbus_operator.pipelines.workloads import Driver, objects_of, runs
 
 STARTING_RETRY_S: Final = 15.0
@@ -77,7 +77,8 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     draft.binding = keys.binding.name
     run = await _run(context, resource, document, draft)
     # Pods are not watched: that one does not start shows in no workload.
-    pauses = (keys.retry_s, STARTING_RETRY_S if run.also == "Reconciling" else None)
+    is_starting = run.is_starting or run.also == "Reconciling"
+    pauses = (keys.retry_s, STARTING_RETRY_S if is_starting else None)
     return draft.outcome(
         *keys.events, retry_s=min((each for each in pauses if each is not None), default=None)
     )
@@ -182,8 +183,13 @@ async def _run(
         await put(context, resource, each)
     workload = await put(context, resource, wanted)
     await remove_others(context, resource, workload)
-    pods = [] if is_steady(workload) else await pods_of(context, resource)
-    run = run_of(workload, [pod for pod in pods if runs(pod, driver)])
+    if type_of(workload) is CRON_JOBS:
+        jobs = await jobs_of(context, resource, workload)
+        pods = [] if are_steady(workload, jobs) else await pods_of(context, resource)
+        run = run_of_schedule(workload, jobs, pods)
+    else:
+        pods = [] if is_steady(workload) else await pods_of(context, resource)
+        run = run_of(workload, [pod for pod in pods if runs(pod, driver)])
     draft.set("Ready", run.status, run.reason, run.message)
     if run.also is not None:
         draft.set(run.also, "True", run.reason, run.message)

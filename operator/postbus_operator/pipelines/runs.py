@@ -5,23 +5,24 @@ Exit codes are those of `postbus-pipeline` (docs/guides/pipelines.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from postbus_operator.conditions import ConditionStatus
 from postbus_operator.namespaces.workloads import last_words, observed_workload, pod_trouble
-from postbus_operator.pipelines.workloads import is_suspended
+from postbus_operator.pipelines.workloads import ending_of, is_suspended
 
 Json = Mapping[str, Any]
 
 IMAGE_FIELD: Final = "runtime.image"
+NEXT_RUN: Final = "the next run begins at its time"
 
 
 class Run(NamedTuple):
     """The state of a pipeline's pods: the condition Ready, and which other one says the same.
 
     `exit_code` is that of the last run, if it failed. `also` is `Reconciling` while nobody is
-    needed, and `Stalled` if somebody is.
+    needed, and `Stalled` if somebody is. `is_starting`: a pod is not ready yet.
     """
 
     status: ConditionStatus
@@ -29,25 +30,32 @@ class Run(NamedTuple):
     message: str
     also: str | None = None
     exit_code: int | None = None
+    is_starting: bool = False
+
+
+SUSPENDED: Final = Run("False", "Suspended", "suspended: set suspend to false to go on")
 
 
 def is_steady(workload: Json) -> bool:
     """Return whether a StatefulSet or Job is as it shall be: pods say nothing that matters."""
     if workload["kind"] == "Job":
-        return is_suspended(workload) or _job_ended(workload) == "Complete"
+        return is_suspended(workload) or ending_of(workload) == "Complete"
     found = observed_workload(workload)
     available = workload.get("status", {}).get("availableReplicas", 0)
     return is_suspended(workload) or (found.is_current and available >= found.wanted)
 
 
-def run_of(workload: Json, pods: Iterable[Json]) -> Run:
-    """Return the state of a StatefulSet or Job. `pods`: the pipeline's, if it is not steady."""
+def run_of(workload: Json, pods: Iterable[Json], *, is_repeated: bool = False) -> Run:
+    """Return the state of a StatefulSet or Job. `pods`: the pipeline's, if it is not steady.
+
+    `is_repeated`: another Job follows at the next time of a schedule.
+    """
     is_job = workload["kind"] == "Job"
-    ended = _job_ended(workload) if is_job else None
+    ended = ending_of(workload)
     if ended == "Complete":
         return Run("True", "Completed", "what was there is processed; another spec runs again")
     if is_suspended(workload) and ended is None:
-        return Run("False", "Suspended", "suspended: set suspend to false to go on")
+        return SUSPENDED
     if is_steady(workload):
         return Run("True", "Running", "the pipeline runs")
     newest = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))[::-1]
@@ -55,10 +63,9 @@ def run_of(workload: Json, pods: Iterable[Json]) -> Run:
         return Run("False", "Running", "the run is over, its Job not yet", "Reconciling")
     failed = _failure(newest)
     if failed is not None:
-        return _failed(*failed, is_over=ended == "Failed")
+        return _failed(*failed, is_over=ended == "Failed", is_repeated=is_repeated)
     if ended == "Failed":
-        text = "the Job has failed, and its pods are gone: change the spec to try again"
-        return Run("False", "RunFailed", text, "Stalled")
+        return _given_up("the Job has failed, and its pods are gone", is_repeated=is_repeated)
     trouble = pod_trouble(newest[:1], IMAGE_FIELD)
     if trouble is not None:
         return Run("False", "PodNotStarting", trouble.text, "Reconciling")
@@ -67,12 +74,61 @@ def run_of(workload: Json, pods: Iterable[Json]) -> Run:
     return Run("False", "Starting", "the pod starts", "Reconciling")
 
 
-def _job_ended(job: Json) -> str | None:
-    """Return `Complete` or `Failed`; None: the Job goes on."""
-    for each in job.get("status", {}).get("conditions", ()):
-        if each["type"] in {"Complete", "Failed"} and each["status"] == "True":
-            return str(each["type"])
-    return None
+# --- schedules ----------------------------------------------------------------------------------
+
+
+def are_steady(cron_job: Json, jobs: Iterable[Json]) -> bool:
+    """Return whether pods of a CronJob say nothing that matters."""
+    return is_suspended(cron_job) or all(map(_is_quiet, _latest(jobs)))
+
+
+def run_of_schedule(cron_job: Json, jobs: Iterable[Json], pods: Sequence[Json]) -> Run:
+    """Return the state of a CronJob: that of its last run. `pods`: all, if they are not steady.
+
+    While a run has shown no failure, the verdict about the one before stands.
+    """
+    if is_suspended(cron_job):
+        return SUSPENDED
+    latest = _latest(jobs)
+    going = next((each for each in latest[:1] if ending_of(each) is None), None)
+    if going is not None:
+        run = run_of(going, _pods_of(going, pods), is_repeated=True)
+        if run.exit_code is not None or run.reason == "PodNotStarting":
+            return run
+    last = next((each for each in latest if ending_of(each) is not None), None)
+    if last is not None and ending_of(last) == "Failed":
+        found = run_of(last, _pods_of(last, pods), is_repeated=True)
+    elif going is not None:
+        found = Run("True", "Running", "a run has begun")
+    elif last is not None:
+        found = Run("True", "Waiting", f"the last run is complete; {NEXT_RUN}")
+    else:
+        found = Run("True", "Waiting", "the first run begins at the next time of the schedule")
+    return found._replace(is_starting=going is not None and not _is_quiet(going))
+
+
+def _latest(jobs: Iterable[Json]) -> list[Json]:
+    """Return the two newest Jobs: the last one that has ended is among them."""
+    ordered = sorted(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]))
+    return ordered[:-3:-1]
+
+
+def _is_quiet(job: Json) -> bool:
+    """Return whether a Job is complete, or its only pod is ready."""
+    status = job.get("status", {})
+    return ending_of(job) == "Complete" or bool(status.get("ready") and not status.get("failed"))
+
+
+def _pods_of(job: Json, pods: Iterable[Json]) -> list[Json]:
+    uid = job["metadata"]["uid"]
+    return [
+        pod
+        for pod in pods
+        if any(each["uid"] == uid for each in pod["metadata"].get("ownerReferences") or ())
+    ]
+
+
+# --- exit codes ---------------------------------------------------------------------------------
 
 
 def _failure(pods: Iterable[Json]) -> tuple[int, str] | None:
@@ -87,17 +143,24 @@ def _failure(pods: Iterable[Json]) -> tuple[int, str] | None:
     return None
 
 
-def _failed(code: int, words: str, *, is_over: bool) -> Run:
+def _failed(code: int, words: str, *, is_over: bool, is_repeated: bool) -> Run:
     said = f"the last run ended with exit code {code}: {words}"
+    then = f"; {NEXT_RUN}" if is_repeated else ""
     match code:
         case 10:
-            text = f"{said}. Correct what it names"
+            text = f"{said}. Correct what it names{then}"
             return Run("False", "ConfigurationError", text, "Stalled", code)
         case 20:
-            text = f"{said}. Decide what shall become of messages"
+            text = f"{said}. Decide what shall become of messages{then}"
             return Run("False", "DecisionNeeded", text, "Stalled", code)
         case _ if is_over:
-            text = f"{said}. No retry is left: change the spec to try again"
-            return Run("False", "RunFailed", text, "Stalled", code)
+            return _given_up(f"{said}. No retry is left", code, is_repeated=is_repeated)
         case _:
             return Run("False", "Retrying", f"{said}. It is tried again", "Reconciling", code)
+
+
+def _given_up(said: str, code: int | None = None, *, is_repeated: bool) -> Run:
+    """Return a run without a retry; nobody is needed if another one follows."""
+    if is_repeated:
+        return Run("False", "RunFailed", f"{said}; {NEXT_RUN}", None, code)
+    return Run("False", "RunFailed", f"{said}: change the spec to try again", "Stalled", code)

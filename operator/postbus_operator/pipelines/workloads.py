@@ -1,8 +1,8 @@
-"""Objects of a pipeline: the ConfigMap of its document, and the StatefulSet or Job that runs it.
+"""Objects of a pipeline: the ConfigMap of its document, and the workload that runs it.
 
 Pure. A continuous pipeline is a StatefulSet of one, since two drivers of a group would end each
 other. One that runs once is a Job whose name has a digest of the document: its template cannot be
-changed, and another document is another run.
+changed, and another document is another run. One with a schedule is a CronJob of such Jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from postbus.contract.operator_spec import ResourceAmounts, Resources
 from postbus.contract.pipeline import PipelineDocument
 from postbus.contract.resources import API_VERSION
-from postbus_operator.annotations import COMPONENT_LABEL, MANAGED_BY_LABEL
+from postbus_operator.annotations import COMPONENT_LABEL, MANAGED_BY_LABEL, RESOURCE
 from postbus_operator.children.bus import NAME_LABEL, OPERATOR_NAME, Json
 from postbus_operator.children.pods import (
     container_base,
@@ -57,6 +57,11 @@ and its workers, and the buffers of Arrow."""
 RETRIES: Final = 6
 """Retries of a Job, with pauses of 10 s to 6 min: Kubernetes' default."""
 
+LATE_S: Final = 3_600
+"""Longest delay of a run, after which its time is left out. Our choice: a control plane that is
+away costs no night, and a pipeline that goes on in the morning does not start the run of the night.
+"""
+
 FINAL_CODES: Final = (10, 20)
 """Exit codes of `postbus-pipeline` after which another attempt ends in the same way."""
 
@@ -83,11 +88,6 @@ class Driver:
         return pipeline_name(self.resource.key.name)
 
     @property
-    def is_continuous(self) -> bool:
-        """Whether it runs without an end; between the times of a schedule it waits."""
-        return self.document.spec.trigger.once is None
-
-    @property
     def digest(self) -> str:
         """The digest of what a run does."""
         spec = self.resource.spec
@@ -108,7 +108,12 @@ def labels_of(resource: Resource) -> dict[str, str]:
 
 def objects_of(driver: Driver) -> list[Json]:
     """Return all objects but the Secret, in the order in which they are applied."""
-    return [_document(driver), _stateful_set(driver) if driver.is_continuous else _job(driver)]
+    trigger = driver.document.spec.trigger
+    if trigger.schedule is not None:
+        workload = _cron_job(driver, trigger.schedule)
+    else:
+        workload = _job(driver) if trigger.once else _stateful_set(driver)
+    return [_document(driver), workload]
 
 
 def _metadata(driver: Driver, name: str) -> Json:
@@ -131,12 +136,15 @@ def _metadata(driver: Driver, name: str) -> Json:
 
 
 def _document(driver: Driver) -> Json:
-    key = driver.resource.key
+    """Return the document as a pod runs it: the times of a schedule are those of the CronJob."""
+    key, spec = driver.resource.key, driver.resource.spec
+    if driver.document.spec.trigger.schedule is not None:
+        spec = {**spec, "trigger": {"once": True}}
     document = {
         "apiVersion": API_VERSION,
         "kind": key.kind,
         "metadata": {"name": key.name, "namespace": key.namespace},
-        "spec": driver.resource.spec,
+        "spec": spec,
     }
     return {
         "apiVersion": "v1",
@@ -165,25 +173,55 @@ def _stateful_set(driver: Driver) -> Json:
 
 
 def _job(driver: Driver) -> Json:
-    template = _template(driver)
-    template["spec"]["restartPolicy"] = "Never"
-    is_final = {"containerName": PIPELINE, "operator": "In", "values": list(FINAL_CODES)}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": _metadata(driver, driver.job_name),
+        "spec": {"suspend": driver.document.spec.suspend, **_run(driver)},
+    }
+
+
+def _cron_job(driver: Driver, schedule: str) -> Json:
+    key = driver.resource.key
+    labels = {**labels_of(driver.resource), MANAGED_BY_LABEL: OPERATOR_NAME}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": _metadata(driver, driver.name),
         "spec": {
+            "schedule": schedule,
+            "timeZone": "Etc/UTC",
             "suspend": driver.document.spec.suspend,
-            "backoffLimit": RETRIES,
-            "podFailurePolicy": {
-                "rules": [
-                    {"action": "FailJob", "onExitCodes": is_final},
-                    # A node that is drained is no failure of the run.
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
-                ]
+            # Two drivers of a group would end each other.
+            "concurrencyPolicy": "Forbid",
+            "startingDeadlineSeconds": LATE_S,
+            # The pods of the last failure say what it was.
+            "successfulJobsHistoryLimit": 1,
+            "failedJobsHistoryLimit": 1,
+            "jobTemplate": {
+                # The controller's Jobs have no owner but the CronJob.
+                "metadata": {"labels": labels, "annotations": {RESOURCE: "/".join(key)}},
+                "spec": _run(driver),
             },
-            "template": template,
         },
+    }
+
+
+def _run(driver: Driver) -> Json:
+    """Return the spec of a Job that runs the document until what was there is processed."""
+    template = _template(driver)
+    template["spec"]["restartPolicy"] = "Never"
+    is_final = {"containerName": PIPELINE, "operator": "In", "values": list(FINAL_CODES)}
+    return {
+        "backoffLimit": RETRIES,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": is_final},
+                # A node that is drained is no failure of the run.
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            ]
+        },
+        "template": template,
     }
 
 
@@ -278,18 +316,40 @@ def runs(pod: Mapping[str, Any], driver: Driver) -> bool:
     return annotations.get(DOCUMENT_ANNOTATION) == driver.digest
 
 
+def is_run_of(job: Mapping[str, Any], cron_job: Mapping[str, Any]) -> bool:
+    """Return whether a Job is one of a CronJob."""
+    owners = job["metadata"].get("ownerReferences") or ()
+    return any(each["uid"] == cron_job["metadata"]["uid"] for each in owners)
+
+
+def has_document_of(job: Mapping[str, Any], cron_job: Mapping[str, Any]) -> bool:
+    """Return whether a Job runs the document that the next Job of a CronJob will run."""
+    templates = (job["spec"]["template"], cron_job["spec"]["jobTemplate"]["spec"]["template"])
+    one, other = (each["metadata"]["annotations"][DOCUMENT_ANNOTATION] for each in templates)
+    return bool(one == other)
+
+
+def ending_of(job: Mapping[str, Any]) -> str | None:
+    """Return `Complete` or `Failed`; None: the Job goes on."""
+    for each in job.get("status", {}).get("conditions", ()):
+        if each["type"] in {"Complete", "Failed"} and each["status"] == "True":
+            return str(each["type"])
+    return None
+
+
 def is_suspended(found: Mapping[str, Any]) -> bool:
-    """Return whether a StatefulSet or Job makes no pods."""
+    """Return whether a workload makes no pods."""
     spec = found["spec"]
     return bool(spec.get("suspend") or spec.get("replicas") == 0)
 
 
 def has_pods(found: Mapping[str, Any]) -> bool:
-    """Return whether a StatefulSet or Job has pods that run, or are about to end."""
+    """Return whether a workload has pods that run, or are about to end; of a CronJob, Jobs have."""
     status = found.get("status", {})
-    return any(status.get(name) for name in ("replicas", "active", "terminating"))
+    is_job = found["kind"] == "Job"
+    return any(map(status.get, ("active", "terminating") if is_job else ("replicas",)))
 
 
 def suspension(found: Mapping[str, Any]) -> Json:
-    """Return the change that ends the pods of a StatefulSet or Job."""
-    return {"spec": {"suspend": True} if found["kind"] == "Job" else {"replicas": 0}}
+    """Return the change that ends the pods of a workload, and makes no others."""
+    return {"spec": {"replicas": 0} if found["kind"] == "StatefulSet" else {"suspend": True}}
