@@ -597,7 +597,9 @@ KINDS: Final = (
         (
             *READY,
             Column("Bus", ".spec.owner.name"),
-            Column("Group", ".status.readerGroup"),
+            Column("Lag", ".status.lagMessages", "integer"),
+            Column("Lag (s)", ".status.lagSeconds", "integer"),
+            Column("Group", ".status.readerGroup", priority=1),
             Column("Suspended", ".spec.suspend", "boolean", 1),
             MESSAGE,
             AGE,

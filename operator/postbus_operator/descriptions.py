@@ -228,7 +228,13 @@ _PIPELINE: Final = {
     "volumes": "Volumes of the pod.",
     "volumes[].claimName": "PersistentVolumeClaim in the cluster namespace of the resource.",
     "volumes[].mountPath": "Its folder in the pod.",
+    "maxLag": "Age of the first message that is not processed, from which the condition Lagging is"
+    " True; by default ten minutes, or three times trigger.continuous, and without this trigger"
+    " never.",
     "readerGroup": "Reader group on the bus.",
+    "lagMessages": "Messages that no batch has, 0 while the pipeline keeps up.",
+    "lagSeconds": "Age of the first message that is not processed, 0 below ten seconds. Both are"
+    " looked at each minute, and shown when they have changed by a tenth.",
     "exitCode": "Exit code of the last run, if it failed: 10 asks for a correction, 20 for a"
     " decision about messages, 1 is tried again.",
 }

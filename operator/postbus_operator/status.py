@@ -149,3 +149,6 @@ class PipelineStatus(ResourceStatus):
     reader_group: str | None = None
     exit_code: int | None = None
     """That of the last run, if it failed."""
+
+    lag_messages: Count | None = None
+    lag_seconds: Count | None = None

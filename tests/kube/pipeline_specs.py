@@ -89,6 +89,7 @@ REFUSED_PIPELINES: Final = [
     ({"runtime": {"memory": "2G"}}, "should match"),
     ({"runtime": {"cores": 0}}, "greater than or equal to 1"),
     ({"operatorSpec": {"deletionPolicy": "DeleteIfEmpty"}}, "supported values"),
+    ({"operatorSpec": {"maxLag": "PT59S"}}, "must be between PT1M and P90D"),
 ]
 
 CHANGED_SOURCE: Final = "entity, mode and reader group of a source cannot be changed"
@@ -115,7 +116,7 @@ ACCEPTED_PIPELINES: Final[list[Spec]] = [
     {"trigger": {"continuous": "PT0.1S"}, "suspend": True},
     {"trigger": {"schedule": "*/5 6-18 * * MON-FRI"}},
     {"runtime": {"cores": 8, "memory": "1536Mi", "image": "shop/pricing:7"}},
-    {"operatorSpec": {"deletionPolicy": "Retain"}},
+    {"operatorSpec": {"deletionPolicy": "Retain", "maxLag": "PT1M"}},
 ]
 
 ACCEPTED_PIPELINE_CHANGES: Final = [

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from kubernetes.aio.client import Configuration
 
 from postbus.process.embedded import EmbeddedPostgres
@@ -38,7 +39,7 @@ from tests.kube.api_server import ApiError, ApiServer
 from tests.kube.clients import configuration_of
 from tests.kube.operator_run import Run, eventually, leading
 from tests.kube.shop import MERGE, PERIODS, Shop
-from tests.operator.live_bus import leads
+from tests.operator.live_bus import advance, leads
 
 pytestmark = pytest.mark.slow
 
@@ -186,6 +187,16 @@ def ends(shop: Shop, template: Any, code: int, words: str, **metadata: Any) -> N
     shop.server.request("PATCH", f"{path}/status", status, MERGE)
 
 
+def send(shop: Shop, queue: str) -> None:
+    with ServiceBusClient.from_connection_string(shop.running.connection_string) as client:
+        client.get_queue_sender(queue).send_messages(ServiceBusMessage("a"))
+
+
+def lag(shop: Shop) -> tuple[int, int]:
+    status = shop.get("Pipeline", "prices")["status"]
+    return status["lagMessages"], status["lagSeconds"]
+
+
 def message(shop: Shop, type: str = "Ready", name: str = "prices") -> str:
     conditions = shop.get("Pipeline", name)["status"]["conditions"]
     return next((str(each["message"]) for each in conditions if each["type"] == type), "")
@@ -311,6 +322,29 @@ async def test_the_exit_code_of_a_run_says_who_is_needed(
         runs(shop)
         await has(shop, "True", "Running")
         assert "exitCode" not in shop.get("Pipeline", "prices")["status"]
+
+
+async def test_a_pipeline_shows_its_lag_and_has_a_condition_from_its_limit_on(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await started(shop)
+        runs(shop)
+        await has(shop, "True", "Running")
+        await eventually(lambda: lag(shop) == (0, 0))
+        send(shop, shop.entity("orders"))
+        await advance(shop.running.caller, "PT15M")
+        await eventually(lambda: lag(shop) > (0, 0))
+        assert lag(shop)[0] == 1
+        assert lag(shop)[1] >= 15 * 60
+        lagging = partial(shop.condition, "Pipeline", "prices", "Lagging")
+        assert lagging() == ("True", "Behind")
+        assert "600 s" in message(shop, "Lagging")
+        shop.change("Pipeline", "prices", spec={"operatorSpec": {"maxLag": "PT1H"}})
+        await eventually(lambda: lagging() == ("", ""))
+        assert shop.condition("Pipeline", "prices") == ("True", "Running")
 
 
 async def test_a_restart_of_the_operator_writes_nothing(

@@ -13,6 +13,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from postbus.client.control import RequestRefused
 from postbus.contract.control import MAX_EPOCH, DeletionPolicy, EntityChanges, ProblemType
 from postbus.contract.control_counts import EntityCountsPage
+from postbus.contract.control_groups import CreateReaderGroup, ReaderGroupList
 from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.control_client import Access, BusControl
 from postbus_operator.bus.entity_paths import EntityPath
@@ -261,6 +262,32 @@ def send(running: ControlledBus, queue: str) -> None:
 def message_count(bus: Followed, entity_id: int) -> int | None:
     counts = bus.session.counts_of(entity_id)
     return None if counts is None else counts.message_count
+
+
+async def test_looks_at_reader_groups_share_a_list_unless_they_need_a_fresh_one(
+    running: ControlledBus, queue: EntityPath
+) -> None:
+    async with followed(running, Periods(wait_s=1, groups_s=3_600)) as bus:
+        session, control, requests = bus.session, bus.session.control, 0
+        listed = control.reader_groups
+
+        async def counted() -> ReaderGroupList:
+            nonlocal requests
+            requests += 1
+            return await listed()
+
+        control.reader_groups = counted  # type: ignore[method-assign]
+        await control.put(queue, {}, MARK, None)
+        looks = [session.reader_groups(is_fresh=False) for _ in range(10)]
+        assert all(each.items == [] for each in await asyncio.gather(*looks))
+        assert requests == 1
+        await control.create_reader_group(CreateReaderGroup(entity=queue.name, name="lake"))
+        assert (await session.reader_groups(is_fresh=False)).items == []
+        [found] = (await session.reader_groups(is_fresh=True)).items
+        assert (found.name, requests) == ("lake", 2)
+        assert (await session.reader_groups(is_fresh=False)).items == [found]
+        assert requests == 2
+        assert 0.8 * 3_600 <= session.next_groups_s() <= 1.2 * 3_600
 
 
 async def test_counts_that_a_bus_refused_are_asked_for_again(

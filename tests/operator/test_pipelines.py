@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from postbus.contract.control_groups import ReaderGroupDescription
 from postbus_operator.kube.cache import Cache, entities_of
 from postbus_operator.names import MAX_STATEFUL_SET, child_name, pipeline_name, store_name
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import SpecInvalid
+from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.keys import rights_of, rule_name
+from postbus_operator.pipelines.lag import lag_of, limit_s
 from postbus_operator.pipelines.rivals import check_rivals, document_of
 from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule
 from postbus_operator.pipelines.workloads import Driver, objects_of
@@ -192,6 +196,79 @@ def test_a_pipeline_is_no_entity_and_is_found_by_those_that_it_uses() -> None:
         assert cache.forwarding_to(bus, path) == [found]
     cache.forget(pipeline("orders") | {"metadata": pipeline("orders")["metadata"]})
     assert cache.claimants(queue) == [queue]
+
+
+# --- lag ----------------------------------------------------------------------------------------
+
+
+def group(lag_s: float | None, unread: int | None = 7) -> ReaderGroupDescription:
+    return ReaderGroupDescription(
+        entity="orders", sub_queue="main", name="prices", kind="drain", epoch=1, reader="",
+        plan_number=1, attempts=0, is_settled=True, unread_messages=unread, lag_seconds=lag_s,
+        max_pinned_bytes=None, max_pinned_age_ms=None, on_pin_limit="fail",
+    )  # fmt: skip
+
+
+def shown_after(status: Json, lag_s: float, unread: int = 7, limit_s: float | None = 600) -> Json:
+    found = Resource.from_object("Pipeline", pipeline() | {"status": status})
+    draft = PipelineDraft(found, datetime(2026, 11, 27, tzinfo=UTC))
+    lag = lag_of(group(lag_s, unread))
+    assert lag is not None
+    draft.note_lag(lag, limit_s)
+    outcome = draft.outcome()
+    assert outcome.status is not None
+    return outcome.status.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+@pytest.mark.parametrize(("lag_s", "unread"), [(None, 7), (60, None)])
+def test_a_lag_that_the_bus_does_not_know_is_none(lag_s: float | None, unread: int | None) -> None:
+    assert lag_of(group(lag_s, unread)) is None
+
+
+def test_a_pipeline_that_keeps_up_shows_no_fluctuation() -> None:
+    assert lag_of(group(9.9, 5_000)) == (0, 0)
+    assert lag_of(group(10.2, 5_000)) == (5_000, 10)
+    first = shown_after({}, 0, 0)
+    assert (first["lagMessages"], first["lagSeconds"]) == (0, 0)
+    assert shown_after(first, 3, 800) == first
+
+
+def test_a_lag_is_shown_again_when_it_has_changed_by_a_tenth() -> None:
+    before = shown_after({}, 100, 50)
+    assert (before["lagMessages"], before["lagSeconds"]) == (50, 100)
+    assert shown_after(before, 105, 52) == before
+    for lag_s, unread in ((112, 52), (105, 60), (0, 0)):
+        after = shown_after(before, lag_s, unread)
+        assert after["lagSeconds"] == lag_s
+    assert shown_after(after, 0, 0) == after
+
+
+def test_a_pipeline_lags_from_its_limit_on() -> None:
+    def types(**fields: Any) -> list[str]:
+        return [each["type"] for each in shown_after({}, **fields)["conditions"]]
+
+    assert types(lag_s=599.9) == []
+    assert types(lag_s=600) == ["Lagging"]
+    assert types(lag_s=10**6, limit_s=None) == []
+
+
+@pytest.mark.parametrize(
+    ("trigger", "max_lag", "limit"),
+    [
+        ({"continuous": "PT1S"}, None, 600),
+        ({"continuous": "PT10M"}, None, 1_800),
+        ({"continuous": "PT10M"}, "PT1M", 60),
+        ({"schedule": "0 * * * *"}, None, None),
+        ({"schedule": "0 * * * *"}, "PT2H", 7_200),
+        ({"once": True}, None, None),
+    ],
+)
+def test_what_runs_at_times_lags_only_if_its_spec_says_when(
+    trigger: Json, max_lag: str | None, limit: float | None
+) -> None:
+    operator_spec = {} if max_lag is None else {"maxLag": max_lag}
+    found = resource(trigger=trigger, operatorSpec=operator_spec)
+    assert limit_s(document_of(found).spec) == limit
 
 
 # --- pods ---------------------------------------------------------------------------------------

@@ -296,9 +296,12 @@ class Volume(Model):
 
 
 class PipelineOperatorSpec(Model):
-    """`operatorSpec` of a Pipeline. Delete: its reader group goes with it."""
+    """`operatorSpec` of a Pipeline. Delete: its reader group goes with it. `maxLag`: see status."""
 
     deletion_policy: Literal["Delete", "Retain"] = Field("Delete", alias="deletionPolicy")
+    max_lag_ms: Annotated[DurationMs, DurationRange(60_000, 90 * DAY_MS)] | None = Field(
+        None, alias="maxLag"
+    )
 
 
 # --- the document -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 from postbus.client.control import RequestRefused
 from postbus.contract.control import Applied, EntityChange
 from postbus.contract.control_counts import EntityCounts
+from postbus.contract.control_groups import ReaderGroupList
 from postbus.contract.entities import catalog_key
 from postbus_operator.bus.control_client import PAGE, Access, BusControl
 from postbus_operator.bus.count_changes import Numbers, has_moved, numbers_in
@@ -31,6 +32,9 @@ from postbus_operator.outcome import BackendUnavailable, StillConnecting
 WAIT_S: Final = 50
 """Length of a long poll: below the limit of the API (60 s) and of usual proxies. Its end says
 whether counts have moved, so that they are shown within a minute."""
+
+GROUPS_S: Final = 60.0
+"""About the time between two looks at the lag of a reader group."""
 
 COUNTS_S: Final = 60.0
 """Pause between two requests for counts, and so the least time between two counts in a status."""
@@ -73,6 +77,7 @@ class Periods:
 
     wait_s: int = WAIT_S
     counts_s: float = COUNTS_S
+    groups_s: float = GROUPS_S
     outage_s: float = OUTAGE_S
     pause_s: float = FIRST_PAUSE_S
 
@@ -139,6 +144,9 @@ class BusSession:
 
         self._allowance = Allowance()
         self._taking = asyncio.Lock()
+        self._groups: ReaderGroupList | None = None
+        self._groups_at = 0.0
+        self._asking_for_groups = asyncio.Lock()
 
     @property
     def is_new(self) -> bool:
@@ -235,6 +243,7 @@ class BusSession:
             self._counted_version = since
             self._allowance = Allowance()
             self._counts, self._shown, self._cursor = {}, {}, "0"
+            self._groups = None
             self._may_count.set()
         was_away, self.trouble, self.is_listed = self.trouble is not None, None, True
         self.list_count += 1
@@ -302,6 +311,26 @@ class BusSession:
             changed.add(BUS_PATH)
         if changed:
             self._moved(changed)
+
+    # --- reader groups --------------------------------------------------------------------------
+
+    async def reader_groups(self, *, is_fresh: bool) -> ReaderGroupList:
+        """Return all reader groups: as they are now, or half a period ago, for looks at their lag.
+
+        Looks at the same time share a request.
+        """
+        clock = asyncio.get_running_loop().time
+        oldest = clock() - (0 if is_fresh else self._periods.groups_s / 2)
+        async with self._asking_for_groups:
+            if self._groups is None or self._groups_at < oldest:
+                asked = clock()
+                self._groups = await self.control.reader_groups()
+                self._groups_at = asked
+            return self._groups
+
+    def next_groups_s(self) -> float:
+        """Return the seconds until a look at the lag of a group, not the same for all of them."""
+        return self._periods.groups_s * random.uniform(0.8, 1.2)
 
 
 class BusSessions:

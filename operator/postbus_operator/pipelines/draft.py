@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
+from postbus_operator.bus.count_changes import has_moved
 from postbus_operator.conditions import Conditions, ConditionStatus
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import Event, Outcome
+from postbus_operator.pipelines.lag import Lag, shown_lag
 from postbus_operator.status import Binding, PipelineStatus
 
 WAITING_RETRY_S: Final = 30.0
@@ -22,6 +24,7 @@ class PipelineDraft:
         self.reader_group: str | None = status.get("readerGroup")
         self.exit_code: int | None = None
         self.binding: str | None = status.get("binding", {}).get("name")
+        self._lag = shown_lag(status)
         self._resource = resource
         self._conditions = Conditions(status.get("conditions", ()), resource.generation, now)
         self._conditions.keep_former()
@@ -31,6 +34,20 @@ class PipelineDraft:
     def set(self, type: str, status: ConditionStatus, reason: str, message: str) -> None:
         """Set a condition; the last one of a type counts."""
         self._conditions.set(type, status, reason, message)
+
+    def note_lag(self, found: Lag, limit_s: float | None) -> None:
+        """Note how far the reader group is behind; `limit_s`: from there on it lags.
+
+        The former lag stays unless the new one means something else.
+        """
+        if has_moved(self._lag, found):
+            self._lag = found
+        if limit_s is None or found.seconds < limit_s:
+            self.set("Lagging", "False", "KeepsUp", "")
+            return
+        # Without the lag itself, which changes.
+        text = f"the first message waits for more than {limit_s:g} s: see the log of the pod"
+        self.set("Lagging", "True", "Behind", text)
 
     def waits(self, type: str, reason: str, message: str, ready: str) -> Outcome:
         """Return the outcome for a pipeline that waits for another object."""
@@ -65,6 +82,8 @@ class PipelineDraft:
             binding=None if self.binding is None else Binding(name=self.binding),
             reader_group=self.reader_group,
             exit_code=self.exit_code,
+            lag_messages=None if self._lag is None else self._lag.messages,
+            lag_seconds=None if self._lag is None else self._lag.seconds,
         )
         has_finalizer = not self._resource.is_released_by_force
         return Outcome(status, has_finalizer=has_finalizer, retry_s=retry_s, events=events)

@@ -7,12 +7,15 @@ from postbus_operator.bus.session import BusSession
 from postbus_operator.outcome import BackendUnavailable
 
 
-async def find_group(session: BusSession, group: OfReaderGroup) -> ReaderGroupDescription | None:
-    """Return a reader group as it is on the bus; None: there is none of this name.
+async def find_group(
+    session: BusSession, group: OfReaderGroup, *, is_fresh: bool = True
+) -> ReaderGroupDescription | None:
+    """Return a reader group of the bus; None: there is none of this name.
 
-    Raises BackendUnavailable while partitions are, one of which may have it.
+    `is_fresh`: as it is now, and not as a look for another pipeline found it. Raises
+    BackendUnavailable while partitions are, one of which may have it.
     """
-    listed = await session.control.reader_groups()
+    listed = await session.reader_groups(is_fresh=is_fresh)
     wanted = (group.entity.lower(), group.sub_queue, group.name)
     for each in listed.items:
         if (each.entity.lower(), each.sub_queue, each.name) == wanted:

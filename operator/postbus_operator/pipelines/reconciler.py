@@ -7,7 +7,11 @@ from typing import Final
 from pydantic import ValidationError
 
 from postbus.client.control import RequestRefused
-from postbus.contract.control_groups import CreateReaderGroup, OfReaderGroup
+from postbus.contract.control_groups import (
+    CreateReaderGroup,
+    OfReaderGroup,
+    ReaderGroupDescription,
+)
 from postbus.contract.pipeline import PipelineDocument, Problem, pipeline_problems
 from postbus_operator.bus.marks import mark_of
 from postbus_operator.bus.refusals import has_moved_on, spec_invalid
@@ -22,6 +26,7 @@ from postbus_operator.outcome import BackendUnavailable, Outcome, SpecInvalid
 from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.groups import find_group
 from postbus_operator.pipelines.keys import sync_key
+from postbus_operator.pipelines.lag import lag_of, limit_s
 from postbus_operator.pipelines.objects import jobs_of, pods_of, put, remove_others, stop
 from postbus_operator.pipelines.releasing import release_pipeline
 from postbus_operator.pipelines.rivals import check_rivals, document_of, is_of_bus
@@ -62,12 +67,15 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     if missing is not None:
         return draft.waits("EntitiesResolved", "NotReady", missing, "EntityNotReady")
     draft.set("EntitiesResolved", "True", "Resolved", "all entities are on the bus")
-    has_group = await _has_group(session, document)
+    group = await _group(session, document, is_fresh=not _is_ready(resource))
+    lag = None if group is None else lag_of(group)
+    if lag is not None:
+        draft.note_lag(lag, limit_s(document.spec))
     if draft.reader_group is None:
         # Noted first: otherwise a deletion would not look for what a lost look has made.
         draft.reader_group = document.group
         return draft.starts("the reader group is made next", retry_s=0)
-    if not has_group:
+    if group is None:
         await _create_group(session, document)
     keys = await sync_key(context, session, owner.bus, resource, document.spec)
     if keys.condition is None or keys.condition[0] != "True" or keys.binding is None:
@@ -78,9 +86,16 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     run = await _run(context, resource, document, draft)
     # Pods are not watched: that one does not start shows in no workload.
     is_starting = run.is_starting or run.also == "Reconciling"
-    pauses = (keys.retry_s, STARTING_RETRY_S if is_starting else None)
-    return draft.outcome(
-        *keys.events, retry_s=min((each for each in pauses if each is not None), default=None)
+    pauses = (keys.retry_s, STARTING_RETRY_S if is_starting else None, session.next_groups_s())
+    return draft.outcome(*keys.events, retry_s=min(each for each in pauses if each is not None))
+
+
+def _is_ready(resource: Resource) -> bool:
+    """Return whether the last look found all as it shall be; then the next one is for the lag."""
+    return any(
+        (each["type"], each["status"], each.get("observedGeneration"))
+        == ("Ready", "True", resource.generation)
+        for each in resource.status.get("conditions", ())
     )
 
 
@@ -127,17 +142,22 @@ def _missing(
     return None
 
 
-async def _has_group(session: BusSession, document: PipelineDocument) -> bool:
-    """Return whether the reader group is there. Raises SpecInvalid if it is of another kind."""
+async def _group(
+    session: BusSession, document: PipelineDocument, *, is_fresh: bool
+) -> ReaderGroupDescription | None:
+    """Return the reader group; None: there is none. Raises SpecInvalid if its kind differs.
+
+    `is_fresh`: as it is now, and not as a look for another pipeline found it.
+    """
     source = document.spec.source
-    group = await find_group(session, _group_of(document))
+    group = await find_group(session, _group_of(document), is_fresh=is_fresh)
     if group is not None and group.kind != source.mode:
         raise SpecInvalid(
             "GroupKindDiffers",
             f"the reader group {group.name} of {group.entity} is a {group.kind}, and mode is"
             f" {source.mode}: create another Pipeline with another readerGroup",
         )
-    return group is not None
+    return group
 
 
 async def _create_group(session: BusSession, document: PipelineDocument) -> None:
