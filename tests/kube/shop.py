@@ -13,7 +13,7 @@ from tests.edge.control.control_bus import ControlledBus
 from tests.kube.api_server import ApiError, ApiServer
 from tests.kube.operator_run import make
 
-PERIODS: Final = Periods(wait_s=1, counts_s=0.5, groups_s=0.5, outage_s=0.5, pause_s=0.1)
+PERIODS: Final = Periods(wait_s=1, counts_s=0.5, groups_s=2.0, outage_s=0.5, pause_s=0.1)
 MERGE: Final = "application/merge-patch+json"
 
 

@@ -301,7 +301,6 @@ async def test_the_pod_is_restricted_and_has_a_key_that_is_mounted(
     ("code", "reason", "also"),
     [
         (10, "ConfigurationError", "Stalled"),
-        (20, "DecisionNeeded", "Stalled"),
         (1, "Retrying", "Reconciling"),
     ],
 )
@@ -324,6 +323,37 @@ async def test_the_exit_code_of_a_run_says_who_is_needed(
         assert "exitCode" not in shop.get("Pipeline", "prices")["status"]
 
 
+async def test_a_continuous_pipeline_that_needs_a_decision_ends_until_its_spec_changes(
+    configuration: Configuration, shop: Shop
+) -> None:
+    words = "exit code 20: StaleCheckpoint: older than the group"
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await started(shop)
+        template = found(shop, STATEFUL_SETS)["spec"]["template"]
+        ends(shop, template, 20, "StaleCheckpoint: older than the group")
+        say(shop, STATEFUL_SETS, NAME, replicas=1, readyReplicas=0)
+        await has(shop, "False", "DecisionNeeded")
+        await eventually(lambda: replicas(shop) == 0)
+        shop.server.request("DELETE", f"{PODS.path(shop.name, f'{NAME}-0')}?gracePeriodSeconds=0")
+        say(shop, STATEFUL_SETS, NAME, replicas=0)
+    before = shop.get("Pipeline", "prices")["status"]
+    async with operator(configuration, shop) as run:
+        await eventually(lambda: run.looked_at("prices") >= 1)
+        assert shop.get("Pipeline", "prices")["status"] == before
+        assert words in message(shop)
+        assert shop.condition("Pipeline", "prices", "Stalled") == ("True", "DecisionNeeded")
+        assert before["exitCode"] == 20
+        assert replicas(shop) == 0
+        shop.change("Pipeline", "prices", spec={"suspend": True})
+        await has(shop, "False", "Suspended")
+        shop.change("Pipeline", "prices", spec={"suspend": False})
+        await started(shop)
+        assert replicas(shop) == 1
+        assert "exitCode" not in shop.get("Pipeline", "prices")["status"]
+
+
 async def test_a_pipeline_shows_its_lag_and_has_a_condition_from_its_limit_on(
     configuration: Configuration, shop: Shop
 ) -> None:
@@ -331,11 +361,10 @@ async def test_a_pipeline_shows_its_lag_and_has_a_condition_from_its_limit_on(
         shop.make("Queue", "orders")
         make_pipeline(shop)
         await started(shop)
-        runs(shop)
-        await has(shop, "True", "Running")
-        await eventually(lambda: lag(shop) == (0, 0))
         send(shop, shop.entity("orders"))
         await advance(shop.running.caller, "PT15M")
+        runs(shop)
+        await has(shop, "True", "Running")
         await eventually(lambda: lag(shop) > (0, 0))
         assert lag(shop)[0] == 1
         assert lag(shop)[1] >= 15 * 60

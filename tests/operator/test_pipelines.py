@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from postbus_operator.pipelines.keys import rights_of, rule_name
 from postbus_operator.pipelines.lag import lag_of, limit_s
 from postbus_operator.pipelines.rivals import check_rivals, document_of
 from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule
-from postbus_operator.pipelines.workloads import Driver, objects_of
+from postbus_operator.pipelines.workloads import Driver, held_for, objects_of
 from tests.operator.objects import entity
 
 Json = dict[str, Any]
@@ -125,6 +126,21 @@ def test_a_changed_document_or_key_makes_another_pod_and_suspension_does_not() -
     assert template(suspend=True) == template()
     assert template(limits={"maxAttempts": 2}) != template()
     assert template("another") != template()
+
+
+def test_a_pipeline_that_waits_for_a_decision_has_no_pods_for_this_spec() -> None:
+    def stateful_set_of(held: str | None = None) -> Json:
+        found = resource()
+        made: Json = objects_of(Driver(found, document_of(found), "i", "Never", {}, held))[1]
+        return made
+
+    held, again = stateful_set_of("exit code 20: why"), stateful_set_of()
+    assert (held["spec"]["replicas"], again["spec"]["replicas"]) == (0, 1)
+    assert held["spec"]["template"] == again["spec"]["template"]
+    assert held_for(held, resource()) == "exit code 20: why"
+    assert held_for(again, resource()) is None
+    assert held_for(None, resource()) is None
+    assert held_for(held, replace(resource(), generation=2)) is None
 
 
 @pytest.mark.parametrize(
@@ -409,6 +425,7 @@ def test_a_run_that_begins_is_looked_at_until_its_pod_is_ready() -> None:
     assert are_steady(CRON_JOB, [before, ready])
     assert not are_steady(CRON_JOB, [job_at(1, "Failed"), ready])
     again = job_at(2, active=1, ready=1, failed=1)
+    assert not are_steady(CRON_JOB, [before, again])
     found = run_of_schedule(CRON_JOB, [before, again], [pod_of(again, state=ended(1))])
     assert (found.reason, found.also) == ("Retrying", "Reconciling")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from postbus_operator.bus.session import BusSession
 from postbus_operator.context import Context
 from postbus_operator.entities.owners import NoOwner, owner_of
 from postbus_operator.kube.cache import entities_of
-from postbus_operator.kube.resource_types import CRON_JOBS, SECRETS, type_of
+from postbus_operator.kube.resource_types import CRON_JOBS, SECRETS, STATEFUL_SETS, type_of
 from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Outcome, SpecInvalid
@@ -30,8 +31,17 @@ from postbus_operator.pipelines.lag import lag_of, limit_s
 from postbus_operator.pipelines.objects import jobs_of, pods_of, put, remove_others, stop
 from postbus_operator.pipelines.releasing import release_pipeline
 from postbus_operator.pipelines.rivals import check_rivals, document_of, is_of_bus
-from postbus_operator.pipelines.runs import Run, are_steady, is_steady, run_of, run_of_schedule
-from postbus_operator.pipelines.workloads import Driver, objects_of, runs
+from postbus_operator.pipelines.runs import (
+    DECISION,
+    Run,
+    are_steady,
+    decision,
+    is_steady,
+    run_of,
+    run_of_schedule,
+)
+from postbus_operator.pipelines.workloads import Driver, held_for, objects_of, runs
+from postbus_operator.redaction import redacted
 
 STARTING_RETRY_S: Final = 15.0
 """Looks at pods that have not started. Our choice: soon for people, rare for the API server."""
@@ -190,13 +200,15 @@ async def _run(
 ) -> Run:
     """Apply the objects; return and note what the cluster says of them."""
     settings, namespace = context.settings, resource.key.namespace
-    secret = context.cache.find(SECRETS, namespace, pipeline_name(resource.key.name))
+    name = pipeline_name(resource.key.name)
+    secret = context.cache.find(SECRETS, namespace, name)
     driver = Driver(
         resource,
         document,
         document.spec.runtime.image or settings.pipeline_image,
         settings.image_pull_policy,
         {} if secret is None else secret["data"],
+        held_for(context.cache.find(STATEFUL_SETS, namespace, name), resource),
     )
     *others, wanted = objects_of(driver)
     for each in others:
@@ -207,9 +219,14 @@ async def _run(
         jobs = await jobs_of(context, resource, workload)
         pods = [] if are_steady(workload, jobs) else await pods_of(context, resource)
         run = run_of_schedule(workload, jobs, pods)
+    elif driver.held is not None:
+        run = decision(driver.held)
     else:
         pods = [] if is_steady(workload) else await pods_of(context, resource)
         run = run_of(workload, [pod for pod in pods if runs(pod, driver)])
+        if run.exit_code == DECISION and type_of(workload) is STATEFUL_SETS:
+            held = replace(driver, held=redacted(run.message))
+            await put(context, resource, objects_of(held)[-1])
     draft.set("Ready", run.status, run.reason, run.message)
     if run.also is not None:
         draft.set(run.also, "True", run.reason, run.message)

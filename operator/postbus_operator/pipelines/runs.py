@@ -15,6 +15,7 @@ from postbus_operator.pipelines.workloads import ending_of, is_suspended
 Json = Mapping[str, Any]
 
 IMAGE_FIELD: Final = "runtime.image"
+CHANGE: Final = ": change the spec to try again"
 NEXT_RUN: Final = "the next run begins at its time"
 
 
@@ -32,6 +33,9 @@ class Run(NamedTuple):
     exit_code: int | None = None
     is_starting: bool = False
 
+
+DECISION: Final = 20
+"""Exit code after which nothing but a decision about messages helps."""
 
 SUSPENDED: Final = Run("False", "Suspended", "suspended: set suspend to false to go on")
 
@@ -151,8 +155,7 @@ def _failed(code: int, words: str, *, is_over: bool, is_repeated: bool) -> Run:
             text = f"{said}. Correct what it names{then}"
             return Run("False", "ConfigurationError", text, "Stalled", code)
         case 20:
-            text = f"{said}. Decide what shall become of messages{then}"
-            return Run("False", "DecisionNeeded", text, "Stalled", code)
+            return decision(f"{said}. Decide what shall become of messages{then or CHANGE}")
         case _ if is_over:
             return _given_up(f"{said}. No retry is left", code, is_repeated=is_repeated)
         case _:
@@ -163,4 +166,9 @@ def _given_up(said: str, code: int | None = None, *, is_repeated: bool) -> Run:
     """Return a run without a retry; nobody is needed if another one follows."""
     if is_repeated:
         return Run("False", "RunFailed", f"{said}; {NEXT_RUN}", None, code)
-    return Run("False", "RunFailed", f"{said}: change the spec to try again", "Stalled", code)
+    return Run("False", "RunFailed", f"{said}{CHANGE}", "Stalled", code)
+
+
+def decision(message: str) -> Run:
+    """Return a run after which another one would end in the same way."""
+    return Run("False", "DecisionNeeded", message, "Stalled", DECISION)

@@ -32,6 +32,8 @@ PIPELINE: Final = "pipeline"
 PIPELINE_LABEL: Final = "postbus.dev/pipeline"
 DOCUMENT_ANNOTATION: Final = "postbus.dev/document"
 CONNECTION_ANNOTATION: Final = "postbus.dev/connection"
+HELD_ANNOTATION: Final = "postbus.dev/held"
+"""On a StatefulSet without pods: the generation of the spec that needs a decision, and why."""
 
 DOCUMENT: Final = "/etc/postbus/pipeline"
 DOCUMENT_FILE: Final = "pipeline.yaml"
@@ -73,7 +75,8 @@ NOT_OF_THE_RUN: Final = ("suspend", "operatorSpec")
 class Driver:
     """A pipeline as its objects are made from it.
 
-    `connection`: digests of the values of its Secret, by key.
+    `connection`: digests of the values of its Secret, by key. `held`: why it makes no pods until
+    its spec changes.
     """
 
     resource: Resource
@@ -81,6 +84,7 @@ class Driver:
     image: str
     pull_policy: str
     connection: Mapping[str, str]
+    held: str | None = None
 
     @property
     def name(self) -> str:
@@ -155,12 +159,15 @@ def _document(driver: Driver) -> Json:
 
 
 def _stateful_set(driver: Driver) -> Json:
+    metadata = _metadata(driver, driver.name)
+    if driver.held is not None:
+        metadata["annotations"] = {HELD_ANNOTATION: f"{driver.resource.generation} {driver.held}"}
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(driver, driver.name),
+        "metadata": metadata,
         "spec": {
-            "replicas": 0 if driver.document.spec.suspend else 1,
+            "replicas": 0 if driver.document.spec.suspend or driver.held is not None else 1,
             "serviceName": driver.name,
             "podManagementPolicy": "Parallel",
             "minReadySeconds": STEADY_S,
@@ -311,9 +318,18 @@ def _volumes(driver: Driver) -> tuple[list[Json], list[Json]]:
 
 
 def runs(pod: Mapping[str, Any], driver: Driver) -> bool:
-    """Return whether a pod runs this document, and not a former one."""
-    annotations = pod["metadata"].get("annotations") or {}
-    return annotations.get(DOCUMENT_ANNOTATION) == driver.digest
+    """Return whether a pod runs this document, not a former one, and was not ended."""
+    metadata = pod["metadata"]
+    annotations = metadata.get("annotations") or {}
+    is_ended = metadata.get("deletionTimestamp") is not None
+    return annotations.get(DOCUMENT_ANNOTATION) == driver.digest and not is_ended
+
+
+def held_for(found: Mapping[str, Any] | None, resource: Resource) -> str | None:
+    """Return why a StatefulSet makes no pods for the present spec; None: it may make them."""
+    annotations = {} if found is None else found["metadata"].get("annotations") or {}
+    generation, _, why = annotations.get(HELD_ANNOTATION, "").partition(" ")
+    return why if generation == str(resource.generation) else None
 
 
 def is_run_of(job: Mapping[str, Any], cron_job: Mapping[str, Any]) -> bool:
