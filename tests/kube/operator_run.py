@@ -22,7 +22,7 @@ from postbus_operator.settings import Settings
 from tests.kube.api_server import ApiError, ApiServer
 from tests.operator.live_bus import leads
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 class NoBuses:
