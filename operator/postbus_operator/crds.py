@@ -14,6 +14,8 @@ from typing import Any, Final
 from postbus.contract.entities import LIMITS, NAMESPACE_NAME, PREMIUM_SIZES_MB, Sku
 from postbus.contract.pipeline import (
     CRON_FIELD,
+    DEFAULT_ATTEMPTS,
+    DEFAULT_BYTES_PER_TRIGGER,
     LEAST_MEMORY_MIB,
     MAX_SINKS,
     VIEW_NAME,
@@ -357,6 +359,17 @@ FILTER_RULES: Final = (
 
 FOLDER: Final = "an absolute path of a folder, such as /lake/orders"
 ANOTHER_PIPELINE: Final = "create another Pipeline"
+UNLIMITED: Final = (
+    "self.limits.maxMessagesPerTrigger == 0"
+    f" && self.limits.maxBytesPerTrigger == {DEFAULT_BYTES_PER_TRIGGER}"
+    f" && self.limits.maxAttempts == {DEFAULT_ATTEMPTS}"
+)
+"""Limits are those that the API server fills in."""
+
+IN_A_VOLUME: Final = (
+    "!has(s.table) || has(self.volumes)"
+    " && self.volumes.exists(v, (s.table.path + '/').startsWith(v.mountPath + '/'))"
+)
 
 
 def _folder(path: str, field: str, unless: str = "") -> Rule:
@@ -373,9 +386,15 @@ def _folder(path: str, field: str, unless: str = "") -> Rule:
 
 def _read_by(source: str) -> str:
     """Return an expression for what a source reads, and how."""
-    names = ("queue", "topic", "subscription", "readerGroup")
+    names = ("queue", "topic", "subscription", "readerGroup", "from", "to")
     shown = ", ".join(f"has(s.{name}) ? s.{name} : ''" for name in names)
-    return f"{source}.map(s, [s.mode, s.subQueue, {shown}])"
+    table = "has(s.table) ? s.table.format + s.table.path : ''"
+    return f"{source}.map(s, [s.mode, s.subQueue, {shown}, {table}])"
+
+
+def _bounded(source: str) -> str:
+    """Return an expression for whether a source has an end, and no reader group."""
+    return f"(has({source}.table) || {source}.mode == 'history')"
 
 
 def _dead_letter(condition: str, message: str) -> Rule:
@@ -390,13 +409,63 @@ PIPELINE_RULES: Final = (
     Rule(
         "spec",
         f"{_read_by('self.sources')} == {_read_by('oldSelf.sources')}",
-        f"entity, mode and reader group of a source cannot be changed: {ANOTHER_PIPELINE}",
+        "entity, table, mode, reader group and times of a source cannot be changed:"
+        f" {ANOTHER_PIPELINE}",
         "sources",
     ),
     Rule(
         "spec.sources[]",
-        "has(self.queue) != has(self.topic) && has(self.queue) != has(self.subscription)",
-        "name a queue, or a topic and its subscription",
+        "has(self.topic) == has(self.subscription)"
+        " && [has(self.queue), has(self.topic), has(self.table)].filter(x, x).size() == 1",
+        "name a queue, or a topic and its subscription, or a table",
+    ),
+    Rule(
+        "spec.sources[]",
+        "!has(self.table) || self.mode == 'tap' && self.subQueue == 'main'",
+        "a table has neither mode nor subQueue: leave them out",
+    ),
+    Rule(
+        "spec.sources[]",
+        f"!{_bounded('self')} || !has(self.readerGroup)",
+        "history and tables have no reader group: leave out readerGroup",
+        "readerGroup",
+    ),
+    Rule(
+        "spec.sources[]",
+        f"{_bounded('self')} || !has(self.from) && !has(self.to)",
+        "from and to are for mode: history, and for a table",
+    ),
+    Rule(
+        "spec.sources[]",
+        "!has(self.from) || !has(self.to) || timestamp(self.from) < timestamp(self.to)",
+        "to must be later than from",
+        "to",
+    ),
+    _folder("spec.sources[].table", "path"),
+    Rule(
+        "spec",
+        f"self.sources.exists(s, {_bounded('s')}) != has(self.checkpoint)",
+        "a source with a reader group needs a checkpoint; history and tables have none",
+        "checkpoint",
+    ),
+    Rule(
+        "spec",
+        f"!self.sources.exists(s, {_bounded('s')}) || has(self.trigger.once)",
+        "a source of history or of a table is read once: write once: true",
+        "trigger",
+    ),
+    Rule(
+        "spec",
+        f"!self.sources.exists(s, {_bounded('s')})"
+        " || self.sinks.all(s, has(s.queue) || has(s.topic))",
+        "rows of history and of tables can be sent to queues and topics only",
+        "sinks",
+    ),
+    Rule(
+        "spec",
+        f"!self.sources.exists(s, {_bounded('s')}) || {UNLIMITED}",
+        "a source of history or of a table is one batch: leave out limits, or set a rate",
+        "limits",
     ),
     Rule(
         "spec.lookups[]",
@@ -415,6 +484,12 @@ PIPELINE_RULES: Final = (
         "[has(self.queue), has(self.topic), has(self.deadLetter), has(self.table)]"
         ".filter(is_there, is_there).size() == 1",
         "name one target: a queue, a topic, a table, or the source for deadLetter",
+    ),
+    Rule(
+        "spec.sinks[]",
+        "!has(self.rate) || has(self.queue) || has(self.topic)",
+        "only a queue or topic has a rate",
+        "rate",
     ),
     _dead_letter("x.name == s.deadLetter", "deadLetter names the source"),
     _dead_letter(
@@ -450,8 +525,7 @@ PIPELINE_RULES: Final = (
     _folder("spec.lookups[]", "delta", unless="!has(self.delta) || "),
     Rule(
         "spec",
-        "self.sinks.all(s, !has(s.table) || has(self.volumes)"
-        " && self.volumes.exists(v, (s.table.path + '/').startsWith(v.mountPath + '/')))",
+        f"self.sinks.all(s, {IN_A_VOLUME}) && self.sources.all(s, {IN_A_VOLUME})",
         "a table without a volume would go with its pod: name a claim in volumes whose mountPath is"
         " above the table's path",
         "volumes",

@@ -186,8 +186,13 @@ _PIPELINE: Final = {
     "sources[].topic": "Topic that is read, with a subscription; for life.",
     "sources[].subscription": "Subscription of the topic; for life.",
     "sources[].subQueue": "main, deadLetter or transferDeadLetter; for life.",
-    "sources[].mode": "tap reads beside receivers, drain instead of them; for life.",
+    "sources[].table": "Table that a pipeline has written, to send its rows; for life.",
+    "sources[].mode": "tap reads beside receivers, drain instead of them, history what is there;"
+    " for life.",
     "sources[].readerGroup": "Reader group, by default the name of the resource; for life.",
+    "sources[].from": "Of a history or table: messages enqueued at this time in UTC or later; for"
+    " life.",
+    "sources[].to": "Of a history or table: messages enqueued before this time in UTC; for life.",
     "sources[].body": "Content of bodies.",
     "body.json": "Schema of bodies that are JSON, in Spark's SQL, such as sku string.",
     "lookups": "Tables that queries and functions may join.",
@@ -205,6 +210,7 @@ _PIPELINE: Final = {
     "sinks[].topic": "Topic that gets the rows as messages.",
     "sinks[].deadLetter": "Drained source whose dead-letter queue gets the rows' messages.",
     "sinks[].table": "Table that gets the rows.",
+    "sinks[].rate": "Most messages per second of a queue or topic.",
     "table.format": "Format of its files.",
     "table.path": "Its folder, below the mountPath of a volume.",
     "table.partitionBy": "Folders by the time when messages were enqueued.",
@@ -216,7 +222,7 @@ _PIPELINE: Final = {
     "limits.maxMessagesPerTrigger": "Most messages of a batch, 0 for any number.",
     "limits.maxBytesPerTrigger": "Most bytes of a batch, 0 for any number.",
     "limits.maxAttempts": "How often a batch is begun before the pipeline stops.",
-    "checkpoint": "Spark's notes.",
+    "checkpoint": "Spark's notes. History and tables have none.",
     "checkpoint.path": "Their folder, of this pipeline alone. In none of the volumes it goes with"
     " its pod, which costs neither a message nor a duplicate.",
     "suspend": "No pod runs; the reader group stays.",

@@ -55,6 +55,13 @@ class Writer:
             raise InvalidOption(f"batch {batch}: a whole number from 0 on")
         return self._client.publish(batch, staged.stages)
 
+    def wait(self, published: PublishedBatch, is_stopped: Callable[[], bool]) -> PublishedBatch:
+        """Wait until a batch has arrived, or the wait is stopped; return its state.
+
+        Raises `Unfinished` if nothing arrives for long.
+        """
+        return self._client.finish(published, is_stopped)
+
 
 def publish_messages(frame: DataFrame, *, batch: int, **options: str) -> int:
     """Write a data frame as a batch of messages, once; return the number of its messages.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from postbus.contract.bulk import MAX_STAGE_BYTES, MAX_STAGED, PublishBatch, PublishedBatch
@@ -72,14 +72,18 @@ class WriterClient:
             self.finish(last)
         return self._publish(batch, stages)
 
-    def finish(self, published: PublishedBatch) -> None:
-        """Wait until a batch has arrived. Raises `Unfinished` if nothing arrives for long.
+    def finish(
+        self, published: PublishedBatch, is_stopped: Callable[[], bool] = lambda: False
+    ) -> PublishedBatch:
+        """Wait until a batch has arrived, or the wait is stopped; return its state.
+
+        Raises `Unfinished` if nothing arrives for long.
 
         That it waits for room in its entity is no error before: rates and receivers take their
         time.
         """
         patience = Patience(f"batch {published.batch} of {published.writer}", limit_s=BUSY_S)
-        while not published.is_done:
+        while not published.is_done and not is_stopped():
             left = published.left
             published = self._publish(published.batch, ())
             if published.left < left:
@@ -96,6 +100,7 @@ class WriterClient:
                     " bus sends them as soon as it can: make room, and start again to wait for"
                     " them."
                 ) from None
+        return published
 
     def _publish(self, batch: int, stages: Sequence[int]) -> PublishedBatch:
         body = PublishBatch(batch=batch, stages=tuple(stages), rate=self._options.rate)

@@ -28,6 +28,9 @@ GUIDE = (GUIDES / "pipelines.md").read_text(encoding="utf-8")
 LAKE = (GUIDES / "lake.md").read_text(encoding="utf-8")
 
 
+ONE_ROW = {"Owner", "LakeTable", "SourceTable", "PythonFunction"}
+
+
 def part(title: str) -> str:
     return GUIDE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
@@ -39,7 +42,7 @@ def fields_of(model: type[Model], before: str = "") -> set[str]:
         path = f"{before}{info.alias or name}"
         below = list(_models_of(info.annotation))
         found.add(path)
-        if len(below) == 1 and below[0].__name__ not in {"Owner", "LakeTable", "PythonFunction"}:
+        if len(below) == 1 and below[0].__name__ not in ONE_ROW:
             is_list = "tuple" in str(info.annotation)
             found |= fields_of(below[0], f"{path}[]." if is_list else f"{path}.")
     return found

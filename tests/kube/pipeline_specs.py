@@ -33,7 +33,14 @@ def table(**fields: Any) -> Spec:
     return {"sinks": [{"from": "orders", "table": TABLE["table"] | fields}], "volumes": [LAKE]}
 
 
+def replay(**fields: Any) -> Spec:
+    return source(**fields) | {"checkpoint": None, "volumes": [LAKE]}
+
+
 DRAINED: Final = source(queue="orders", mode="drain")
+HISTORY: Final = {"queue": "orders", "mode": "history"}
+CAPTURED: Final = {"format": "parquet", "path": "/lake/orders"}
+NOON: Final = "2026-01-31T12:00:00Z"
 NO_FOLDERS: Final = ("lake", "/", "/./", "/a/../b", "s3://lake/orders", "/..", "")
 
 # spec, part of the error
@@ -41,7 +48,25 @@ REFUSED_PIPELINES: Final = [
     ({"owner": None}, "name the Namespace of the bus in owner"),
     ({"sources": []}, "should have at least 1 items"),
     ({"sources": [{"name": "a", "queue": "a"}] * 2}, "must have at most 1 item"),
-    (source(), "name a queue, or a topic and its subscription"),
+    (source(), "name a queue, or a topic and its subscription, or a table"),
+    (source(queue="orders", table=CAPTURED), "or a table"),
+    (replay(table={**CAPTURED, "format": "csv"}), "supported values"),
+    (replay(table={**CAPTURED, "path": "/a/../b"}), "an absolute path of a folder"),
+    (replay(table={**CAPTURED, "path": "/other"}), "a table without a volume would go"),
+    (replay(table=CAPTURED, mode="drain"), "a table has neither mode nor subQueue"),
+    (replay(table=CAPTURED, subQueue="deadLetter"), "a table has neither mode nor subQueue"),
+    (replay(**HISTORY, readerGroup="lake"), "history and tables have no reader group"),
+    (replay(**HISTORY, **{"from": "yesterday"}), "should match"),
+    (replay(**HISTORY, **{"from": NOON, "to": NOON}), "to must be later than from"),
+    (source(queue="orders", to=NOON), "from and to are for mode: history"),
+    (replay(**HISTORY) | {"checkpoint": {"path": "/a"}}, "history and tables have none"),
+    ({"checkpoint": None}, "a source with a reader group needs a checkpoint"),
+    (replay(**HISTORY) | {"trigger": {"continuous": "PT1S"}}, "is read once: write once: true"),
+    (replay(**HISTORY) | {"trigger": {"schedule": "* * * * *"}}, "is read once"),
+    (replay(**HISTORY) | {"limits": {"maxAttempts": 2}}, "leave out limits, or set a rate"),
+    (replay(**HISTORY) | {"sinks": [TABLE]}, "can be sent to queues and topics only"),
+    (table(path="/lake/orders") | {"sinks": [TABLE | {"rate": 5}]}, "only a queue or topic has"),
+    (sink(queue="copies", rate=0), "greater than or equal to 1"),
     (source(queue="orders", topic="events", subscription="all"), "name a queue, or a topic"),
     (source(topic="events"), "name a queue, or a topic and its subscription"),
     (source(queue="orders", mode="peek"), "supported values"),
@@ -92,7 +117,7 @@ REFUSED_PIPELINES: Final = [
     ({"operatorSpec": {"maxLag": "PT59S"}}, "must be between PT1M and P90D"),
 ]
 
-CHANGED_SOURCE: Final = "entity, mode and reader group of a source cannot be changed"
+CHANGED_SOURCE: Final = "entity, table, mode, reader group and times of a source cannot be changed"
 
 # spec before, spec after, part of the error
 REFUSED_PIPELINE_CHANGES: Final = [
@@ -100,6 +125,8 @@ REFUSED_PIPELINE_CHANGES: Final = [
     ({}, source(queue="others"), CHANGED_SOURCE),
     ({}, source(queue="orders", readerGroup="lake"), CHANGED_SOURCE),
     ({}, DRAINED, CHANGED_SOURCE),
+    (replay(**HISTORY), replay(**HISTORY, **{"from": NOON}), CHANGED_SOURCE),
+    (replay(table=CAPTURED), replay(table={**CAPTURED, "path": "/lake/b"}), CHANGED_SOURCE),
 ]
 
 ACCEPTED_PIPELINES: Final[list[Spec]] = [
@@ -108,6 +135,8 @@ ACCEPTED_PIPELINES: Final[list[Spec]] = [
     {"sinks": [TABLE], "volumes": [{"claimName": "lake", "mountPath": "/lake/orders"}]},
     source(topic="events", subscription="lake", subQueue="deadLetter"),
     DRAINED | sink(deadLetter="orders"),
+    replay(**HISTORY, subQueue="deadLetter", **{"from": "2026-01-31T08:00:00.125Z", "to": NOON}),
+    replay(table=CAPTURED, to=NOON) | sink(topic="copies", rate=1_000_000),
     {"transform": {"python": {"module": "shop.pricing", "function": "price"}}},
     {"transform": {"sql": {f"output_{number}": "select 1" for number in range(100)}}},
     {"sinks": [{"from": f"o{number}", "queue": "copies"} for number in range(100)]},

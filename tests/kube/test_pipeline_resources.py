@@ -107,7 +107,8 @@ def make_pipeline(shop: Shop, name: str = "prices", **fields: Any) -> None:
         "checkpoint": {"path": f"/lake/checkpoints/{name}"},
         "volumes": LAKE,
     }
-    shop.make("Pipeline", name, **(spec | fields))
+    given = {name: each for name, each in (spec | fields).items() if each is not None}
+    shop.make("Pipeline", name, **given)
 
 
 def groups(shop: Shop) -> dict[str, str]:
@@ -551,6 +552,44 @@ async def test_a_pipeline_that_gets_or_loses_a_schedule_leaves_its_former_worklo
         shop.change("Pipeline", "prices", spec={"trigger": {"schedule": None, "once": True}})
         await eventually(lambda: is_gone(shop, CRON_JOBS, NAME))
         await eventually(lambda: len(names(shop)) == 1 and f"{NAME}-1" not in names(shop))
+
+
+async def test_a_replay_has_a_key_and_no_reader_group(
+    configuration: Configuration, shop: Shop
+) -> None:
+    """Neither has a deletion one to drop, also when the result of a look is lost."""
+    orders = {"name": "orders", "queue": shop.entity("orders"), "mode": "history"}
+    table = {"format": "parquet", "path": "/lake/orders"}
+    sinks = [{"from": "orders", "queue": shop.entity("copies"), "rate": 500}]
+    once = {"trigger": {"once": True}, "checkpoint": None, "sinks": sinks}
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        shop.make("Queue", "copies")
+        make_pipeline(shop, sources=[orders], **once)
+        make_pipeline(shop, "other", sources=[orders], **once)
+        make_pipeline(shop, "table", sources=[{"name": "orders", "table": table}], **once)
+        for name in ("prices", "other", "table"):
+            await started(shop, name)
+        assert len(jobs(shop)) == 3
+        assert rights(shop) == ["Listen", "Send"]
+        assert rights(shop, "table") == ["Send"]
+        assert groups(shop) == {}
+        assert "readerGroup" not in shop.get("Pipeline", "prices")["status"]
+        [job] = [each for each in jobs(shop) if each["metadata"]["name"].startswith(NAME)]
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        writable = {
+            each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")
+        }
+        assert writable == {"/lake", "/tmp"}
+    path = RESOURCES["Pipeline"].path(shop.name, "prices", "status")
+    shop.server.request("PATCH", path, {"status": {"conditions": None}}, MERGE)
+    async with operator(configuration, shop):
+        for name in ("prices", "other", "table"):
+            shop.delete("Pipeline", name)
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+        await eventually(lambda: shop.is_gone("Pipeline", "table"))
+    assert rights(shop) is None
+    assert rights(shop, "table") is None
 
 
 # --- what is refused ----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from postbus_operator.outcome import SpecInvalid
 from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.keys import rights_of, rule_name
 from postbus_operator.pipelines.lag import lag_of, limit_s
-from postbus_operator.pipelines.rivals import check_rivals, document_of
+from postbus_operator.pipelines.rivals import check_rivals, document_of, is_group_shared
 from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule
 from postbus_operator.pipelines.workloads import Driver, held_for, objects_of
 from tests.operator.objects import entity
@@ -76,6 +76,18 @@ def test_a_key_may_send_only_if_a_sink_names_an_entity() -> None:
     assert rights_of(document_of(resource()).spec) == ["Listen"]
     sinks = [{"from": "orders", "topic": "copies"}]
     assert rights_of(document_of(resource(sinks=sinks)).spec) == ["Listen", "Send"]
+    table = {"name": "orders", "table": {"format": "delta", "path": "/lake/orders"}}
+    found = resource(sources=[table], sinks=sinks, checkpoint=None)
+    assert rights_of(document_of(found).spec) == ["Send"]
+
+
+def test_replays_of_one_queue_are_no_rivals() -> None:
+    source = {"name": "orders", "queue": "orders", "mode": "history"}
+    fields = {"sources": [source], "checkpoint": None, "trigger": {"once": True}}
+    earlier = resource(**fields)
+    later = resource("late", "2026-11-23T09:00:01Z", **fields)
+    check_rivals(later, document_of(later), [earlier])
+    assert not is_group_shared(earlier, [later])
 
 
 # --- objects ------------------------------------------------------------------------------------

@@ -563,34 +563,46 @@ class PipelineTests:
     def test_the_guide_works(self, tmp_path: Path) -> None:
         text = EXAMPLE.read_text(encoding="utf-8")
         assert GUIDE.partition("```yaml\n")[2].partition("```")[0] in text
-        file = tmp_path / "price-orders.yaml"
-        file.write_text(text.replace("/tmp/lake", str(tmp_path / "lake")))
-        [script, *_] = re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
-        for old, new in {
-            r"^postbus ": f"{sys.executable} -m postbus ",
-            r"^postbus-pipeline ": f"{sys.executable} -m postbus_spark.jobs.main ",
-            r"^python3 ": f"{sys.executable} ",
-            r"/tmp/lake": str(tmp_path / "lake"),
-            r"examples/pipeline/price-orders.yaml": str(file),
-        }.items():
-            script = re.sub(old, new, script, flags=re.MULTILINE)
-        with running_dev_bus("examples") as bus:
-            context = f"{sys.executable} -m postbus context"
-            of_bus = f"--control {bus.control} --token-file {bus.token_file}"
-            script = f"({context} set guide {of_bus}; {context} use guide) > set\n{script}"
-            more = {"POSTBUS_CONNECTION_STRING": bus.connection_string, "SPARK_LOCAL_IP": LOOPBACK}
-            done = subprocess.run(
-                ["bash", "-eu", "-o", "pipefail", "-c", script],
-                capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,
-                env=environment(**more, PYTHONPATH=PATHS, XDG_CONFIG_HOME=str(tmp_path)),
-            )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        done = run_script(GUIDE, tmp_path)
         lines = done.stdout.splitlines()
-        assert f"{file}: the pipeline price-orders is valid" in lines
+        assert f"{tmp_path / EXAMPLE.name}: the pipeline price-orders is valid" in lines
         assert "[3.0]" in lines
         assert "NoAmount" in done.stdout
         assert "MalformedBody" in done.stdout
         assert "reader group price-orders, a drain: plan 1, settled" in lines
+
+
+def run_script(guide: str, folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run the first script of a guide with the examples, on a bus of its own.
+
+    `changes`: what is written otherwise in the examples.
+    """
+    for example in EXAMPLE.parent.glob("*.yaml"):
+        text = example.read_text(encoding="utf-8").replace("/tmp/lake", str(folder / "lake"))
+        for old, new in changes.items():
+            text = re.sub(rf'(?<= {old}: )".*"', new, text)
+        (folder / example.name).write_text(text)
+    [script, *_] = re.findall(r"^```sh\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    for old, new in {
+        r"^postbus ": f"{sys.executable} -m postbus ",
+        r"^postbus-pipeline ": f"{sys.executable} -m postbus_spark.jobs.main ",
+        r"^python3 ": f"{sys.executable} ",
+        r"/tmp/lake": str(folder / "lake"),
+        r"examples/pipeline/": f"{folder}/",
+    }.items():
+        script = re.sub(old, new, script, flags=re.MULTILINE)
+    with running_dev_bus("examples") as bus:
+        context = f"{sys.executable} -m postbus context"
+        of_bus = f"--control {bus.control} --token-file {bus.token_file}"
+        script = f"({context} set guide {of_bus}; {context} use guide) > set\n{script}"
+        more = {"POSTBUS_CONNECTION_STRING": bus.connection_string, "SPARK_LOCAL_IP": LOOPBACK}
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", script],
+            capture_output=True, text=True, timeout=240, check=False, cwd=folder,
+            env=environment(**more, PYTHONPATH=PATHS, XDG_CONFIG_HOME=str(folder)),
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def started(pipe: Pipe) -> subprocess.Popen[bytes]:

@@ -11,6 +11,7 @@ import yaml
 
 from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER, ordered_queries
 from postbus.contract.yaml_documents import ManifestError
+from postbus_spark.jobs.batches import writer_options
 from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.main import main
@@ -36,7 +37,24 @@ spec:
   trigger: {continuous: PT1S}
   checkpoint: {path: /checkpoints/price-orders}
 """
+ENDED = """\
+apiVersion: postbus.dev/v1alpha1
+kind: Pipeline
+metadata: {name: replay-orders}
+spec:
+  sources:
+    - name: orders
+      queue: orders
+      mode: history
+      from: "2026-01-31T08:00:00Z"
+      to: "2026-01-31T09:00:00.5Z"
+  sinks:
+    - {from: orders, queue: orders-again, rate: 500}
+  trigger: {once: true}
+"""
 Change = Callable[[Any], None]
+NOON = "2026-01-31T12:00:00Z"
+TABLE = {"format": "parquet", "path": "/lake/orders"}
 PRICES = {"name": "prices", "parquet": "/lake/prices"}
 
 
@@ -48,8 +66,8 @@ def problems(folder: Path, text: str) -> list[str]:
     return [str(each).replace(f"{file}:", "") for each in error.value.problems]
 
 
-def changed(folder: Path, change: Change) -> list[str]:
-    document = yaml.safe_load(GOOD)
+def changed(folder: Path, change: Change, good: str = GOOD) -> list[str]:
+    document = yaml.safe_load(good)
     change(document["spec"])
     found = problems(folder, yaml.safe_dump(document))
     return [each.partition(": ")[2] for each in found]
@@ -178,12 +196,104 @@ def test_fields_are_checked_together(tmp_path: Path) -> None:
         ),
         (lambda spec: spec["trigger"].update(continuous="PT0.01S"), "between PT0.1S and P1D"),
         (lambda spec: spec.update(limits={"maxAttempts": 0}), "spec.limits.maxAttempts"),
-        (lambda spec: spec.pop("checkpoint"), "spec.checkpoint: this field is required"),
+        (lambda spec: spec.pop("checkpoint"), "spec.checkpoint: a source with a reader group"),
+        (lambda spec: spec["sinks"][0].update(rate=5), "spec.sinks[0]: only a queue or topic has"),
+        (lambda spec: spec["sources"][0].update({"to": NOON}), "from and to are for mode: history"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, change: Change, text: str) -> None:
     found = changed(tmp_path, change)
     assert any(text in each for each in found), found
+
+
+ONCE = "a source of history or of a table has an end and is read once"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda spec: spec.update(trigger={"continuous": "PT1S"}), f"spec.trigger: {ONCE}: write"),
+        (lambda spec: spec.update(trigger={"schedule": "* * * * *"}), f"spec.trigger: {ONCE}"),
+        (lambda spec: spec.update(checkpoint={"path": "/a"}), f"spec.checkpoint: {ONCE}"),
+        (
+            lambda spec: spec.update(limits={"maxMessagesPerTrigger": 5}),
+            f"spec.limits: {ONCE}, as one batch: leave them out, or set a rate",
+        ),
+        (
+            lambda spec: spec.update(sinks=[{"from": "orders", "table": TABLE}]),
+            f"spec.sinks[0]: {ONCE}, and sent to queues and topics only",
+        ),
+        (
+            lambda spec: spec.update(sinks=[{"from": "orders", "deadLetter": "orders"}]),
+            f"spec.sinks[0]: {ONCE}, and sent",
+        ),
+        (lambda spec: spec["sources"][0].update(readerGroup="a"), "leave out readerGroup"),
+        (lambda spec: spec["sources"][0].update(table=TABLE), "and its subscription, or a table"),
+        (lambda spec: of_table(spec, subQueue="deadLetter"), "neither mode nor subQueue"),
+        (lambda spec: of_table(spec, mode="history"), "neither mode nor subQueue"),
+        (lambda spec: of_table(spec, table={**TABLE, "format": "csv"}), "'parquet' or 'delta'"),
+        (lambda spec: of_table(spec, table={**TABLE, "path": "lake"}), "an absolute path"),
+        (
+            lambda spec: (
+                of_table(spec),
+                spec.update(volumes=[{"claimName": "a", "mountPath": "/lakes"}]),
+            ),
+            "spec.sources[0].table.path: lies in none of the volumes",
+        ),
+        (lambda spec: spec["sources"][0].update({"from": NOON}), "to must be later than from"),
+        (lambda spec: spec["sources"][0].update({"from": "2026-02-30T00:00:00Z"}), "day is out"),
+        (lambda spec: spec["sources"][0].update({"from": "2026-01-31T08:00:00"}), "a time in UTC"),
+        (lambda spec: spec["sources"][0].update({"from": "2026-01-31T08:00:00+01:00"}), "in UTC"),
+        (lambda spec: spec["sinks"][0].update(rate=0), "spec.sinks[0].rate"),
+        (lambda spec: spec["sinks"][0].update(rate=1_000_001), "spec.sinks[0].rate"),
+    ],
+)
+def test_a_mistake_of_a_replay_is_named(tmp_path: Path, change: Change, text: str) -> None:
+    found = changed(tmp_path, change, ENDED)
+    assert any(text in each for each in found), found
+
+
+def of_table(spec: Any, **more: object) -> None:
+    spec["sources"] = [{"name": "orders", "table": TABLE, **more}]
+
+
+def test_a_replay_has_one_batch_of_each_sink(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(ENDED)
+    document = read_pipeline(file)
+    assert document.spec.source.is_bounded
+    [sink] = document.spec.sinks
+    assert writer_options(document, sink, None) == {
+        "entity": "orders-again",
+        "writer": "replay-orders.orders",
+        "rate": "500",
+    }
+
+
+@pytest.mark.parametrize("command", ["settle", "reset", "verify"])
+def test_a_replay_leaves_nothing_to_look_after(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(ENDED)
+    assert main([command, str(file)]) == 0
+    said = f"nothing to {command}: replay-orders has neither a reader group nor a table"
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_explain_names_the_table_of_a_replay(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        ENDED.replace("queue: orders\n", "table: {format: delta, path: /lake/orders}\n").replace(
+            "      mode: history\n", ""
+        )
+    )
+    times = "from 2026-01-31T08:00:00Z to 2026-01-31T09:00:00.5Z"
+    assert list(explained(read_pipeline(file), {})) == [
+        "Once:",
+        f"1. read the delta table /lake/orders {times} as orders",
+        "2. send orders to orders-again, 500 a second at most",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +305,7 @@ def test_a_mistake_is_named(tmp_path: Path, change: Change, text: str) -> None:
         ("- 1", "a document must be a mapping"),
         ("a: {", "no valid YAML"),
         (GOOD.replace("price-orders}", "a" * 200 + "}"), "name a shorter one with readerGroup"),
+        (ENDED.replace("replay-orders}", "a" * 200 + "}"), "its writers: name a shorter one"),
     ],
 )
 def test_a_file_that_is_no_pipeline_is_named(tmp_path: Path, text: str, problem: str) -> None:

@@ -21,6 +21,7 @@ from postbus_spark.jobs.dead_letters import causes_of
 from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import KEYS, Lake
 from tests.pipeline.spark_pipelines import PipelineTests, drained
+from tests.pipeline.spark_replays import ReplayTests, past
 
 pytestmark = [
     pytest.mark.jvm,
@@ -114,7 +115,7 @@ class Captured:
         return sorted(body for _, each in self.batches for body in each)
 
 
-__all__ = ["drained"]
+__all__ = ["drained", "past"]
 
 
 def bodies(frame: DataFrame) -> list[str]:
@@ -517,4 +518,8 @@ def test_a_program_publishes_a_batch_once_and_nothing_of_one_that_failed(
 
 
 class TestPipelines(PipelineTests):
+    """Here for the session of this file."""
+
+
+class TestReplays(ReplayTests):
     """Here for the session of this file."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
-from postbus.contract.bulk import GROUP_NAME, GroupKindName
+from postbus.contract.bulk import GROUP_NAME, MAX_RATE, GroupKindName
 from postbus.contract.control_messages import SubQueueName
 from postbus.contract.entities import (
     DAY_MS,
@@ -49,6 +50,8 @@ CRON_FIELDS: Final = 5
 CRON_FIELD: Final = r"(?:[0-9*,/-]|[A-Za-z]{3})+"
 """A field of a schedule, as Kubernetes has them: numbers, names, lists, ranges and steps."""
 
+UTC_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,3})?Z$"
+
 Problem: TypeAlias = tuple[tuple[str | int, ...], str]
 """The path of a field, and what is wrong with it."""
 
@@ -76,6 +79,23 @@ ModuleName = Annotated[str, StringConstraints(max_length=500, pattern=rf"^{WORD}
 FunctionName = Annotated[str, StringConstraints(max_length=200, pattern=rf"^{WORD}$")]
 
 
+def _utc(text: str) -> str:
+    """Return a time in UTC as it is, or raise ValueError."""
+    if not re.fullmatch(UTC_TIME, text):
+        raise ValueError("a time in UTC, such as 2026-01-31T08:00:00Z")
+    time_ms(text)
+    return text
+
+
+def time_ms(text: str) -> int:
+    """Return a time in milliseconds since the epoch. Raises ValueError."""
+    return round(datetime.fromisoformat(text).timestamp() * 1_000)
+
+
+TIME_SCHEMA: Final = {"type": "string", "pattern": UTC_TIME, "maxLength": 24}
+UtcTime = Annotated[str, AfterValidator(_utc), WithJsonSchema(TIME_SCHEMA)]
+
+
 # --- sources ------------------------------------------------------------------------------------
 
 
@@ -85,37 +105,68 @@ class Body(Model):
     json_schema: Text = Field(alias="json")
 
 
+class SourceTable(Model):
+    """A table that a pipeline has written, in a folder."""
+
+    format: Literal["parquet", "delta"]
+    path: Folder
+
+
 class Source(Model):
-    """Messages of a queue or of a topic's subscription, as a view.
+    """Messages of a queue, of a topic's subscription or of a table, as a view.
 
     `mode`: `tap` reads beside receivers, `drain` instead of them; the reader group must be of this
-    kind. Without `readerGroup` the group has the pipeline's name.
+    kind. Without `readerGroup` the group has the pipeline's name. `history` and a table have an end
+    and no group; `from` and `to` limit them to messages that were enqueued in [from, to).
     """
 
     name: ViewName
     queue: EntityName | None = None
     topic: EntityName | None = None
     subscription: SubscriptionName | None = None
+    table: SourceTable | None = None
     sub_queue: SubQueueName = Field("main", alias="subQueue")
-    mode: GroupKindName = "tap"
+    mode: Literal["tap", "drain", "history"] = "tap"
     reader_group: Annotated[str, StringConstraints(pattern=GROUP_NAME)] | None = Field(
         None, alias="readerGroup"
     )
+    from_time: UtcTime | None = Field(None, alias="from")
+    to_time: UtcTime | None = Field(None, alias="to")
     body: Body | None = None
 
     @model_validator(mode="after")
-    def _names_one_entity(self) -> Self:
+    def _names_one_origin(self) -> Self:
         has_queue = self.queue is not None
-        if has_queue == (self.topic is not None) or has_queue == (self.subscription is not None):
-            raise ValueError("name a queue, or a topic and its subscription")
+        has_topic = self.topic is not None
+        has_table = self.table is not None
+        if has_topic != (self.subscription is not None) or has_queue + has_topic + has_table != 1:
+            raise ValueError("name a queue, or a topic and its subscription, or a table")
+        if self.table is not None and (self.mode != "tap" or self.sub_queue != "main"):
+            raise ValueError("a table has neither mode nor subQueue: leave them out")
+        if self.is_bounded and self.reader_group is not None:
+            raise ValueError("history and tables have no reader group: leave out readerGroup")
+        if not self.is_bounded and (self.from_time, self.to_time) != (None, None):
+            raise ValueError("from and to are for mode: history, and for a table")
+        if self.from_time and self.to_time and time_ms(self.from_time) >= time_ms(self.to_time):
+            raise ValueError("to must be later than from")
         return self
 
     @property
+    def group_kind(self) -> GroupKindName | None:
+        """The kind of its reader group; None: it has none."""
+        return None if self.table is not None or self.mode == "history" else self.mode
+
+    @property
+    def is_bounded(self) -> bool:
+        """True of a source with an end, which has no reader group."""
+        return self.group_kind is None
+
+    @property
     def entity(self) -> str:
-        """The path of the queue or subscription."""
-        if self.queue is not None:
-            return self.queue
-        return subscription_path(self.topic or "", self.subscription or "")
+        """The path of the queue or subscription; "" of a table."""
+        if self.topic is None:
+            return self.queue or ""
+        return subscription_path(self.topic, self.subscription or "")
 
 
 class Lookup(Model):
@@ -180,13 +231,17 @@ class LakeTable(Model):
 
 
 class Sink(Model):
-    """A target for the rows of an output or a source. `deadLetter` names the source."""
+    """A target for the rows of an output or a source. `deadLetter` names the source.
+
+    `rate`: most messages per second of a queue or topic.
+    """
 
     origin: ViewName = Field(alias="from")
     queue: EntityName | None = None
     topic: EntityName | None = None
     dead_letter: ViewName | None = Field(None, alias="deadLetter")
     table: LakeTable | None = None
+    rate: int | None = Field(None, ge=1, le=MAX_RATE)
 
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
@@ -195,6 +250,8 @@ class Sink(Model):
             raise ValueError(
                 "name one target: a queue, a topic, a table, or the source for deadLetter"
             )
+        if self.rate is not None and self.entity is None:
+            raise ValueError("only a queue or topic has a rate")
         return self
 
     @property
@@ -329,7 +386,7 @@ class PipelineSpec(Model):
     sinks: Annotated[tuple[Sink, ...], AfterValidator(_some)]
     trigger: Trigger
     limits: Limits = Limits()
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None = None
     suspend: bool = False
     runtime: Runtime = Runtime()
     volumes: tuple[Volume, ...] = Field((), max_length=16)
@@ -369,13 +426,15 @@ def pipeline_problems(document: PipelineDocument) -> list[Problem]:
         *_name_problems(spec),
         *_lookup_problems(spec),
         *_sink_problems(spec),
+        *_end_problems(spec),
         *_path_problems(spec),
         *_volume_problems(spec),
     ]
     names = [document.group, *(document.writer(sink) for sink in spec.sinks if sink.entity)]
     if not all(re.fullmatch(GROUP_NAME, name) for name in names):
-        message = "too long for a reader group and its writers: name a shorter one with readerGroup"
-        found.append((("metadata", "name"), message))
+        message = "too long for a reader group and its writers: name a shorter one"
+        way_out = "" if spec.source.is_bounded else " with readerGroup"
+        found.append((("metadata", "name"), f"{message}{way_out}"))
     return found
 
 
@@ -438,6 +497,24 @@ def _sink_problems(spec: PipelineSpec) -> Iterator[Problem]:
         yield ("spec", "sinks"), message
 
 
+def _end_problems(spec: PipelineSpec) -> Iterator[Problem]:
+    """Yield what only a source with a reader group, or one with an end, may have."""
+    if not spec.source.is_bounded:
+        if spec.checkpoint is None:
+            yield ("spec", "checkpoint"), "a source with a reader group needs it: name a folder"
+        return
+    reads_once = "a source of history or of a table has an end and is read once"
+    if spec.trigger.once is None:
+        yield ("spec", "trigger"), f"{reads_once}: write once: true"
+    if spec.checkpoint is not None:
+        yield ("spec", "checkpoint"), f"{reads_once}, without notes of Spark: leave it out"
+    if spec.limits != Limits():
+        yield ("spec", "limits"), f"{reads_once}, as one batch: leave them out, or set a rate"
+    for at, sink in enumerate(spec.sinks):
+        if sink.entity is None:
+            yield ("spec", "sinks", at), f"{reads_once}, and sent to queues and topics only"
+
+
 def ordered_queries(queries: Mapping[str, str]) -> list[str]:
     """Return the outputs, each behind those that its query reads.
 
@@ -464,6 +541,8 @@ def _dead_letter_problems(source: Source, name: str, at: int) -> Iterator[Proble
     where = ("spec", "sinks", at, "deadLetter")
     if name != source.name:
         yield where, f"there is no source {name}, only {source.name}"
+    elif source.is_bounded:
+        return
     elif source.mode != "drain":
         yield where, f"only a drained source has one: {name} is a tap, and receivers have its queue"
     elif source.sub_queue != "main":
@@ -472,7 +551,9 @@ def _dead_letter_problems(source: Source, name: str, at: int) -> Iterator[Proble
 
 def _path_problems(spec: PipelineSpec) -> Iterator[Problem]:
     """Yield folders that lie in one another; a lookup of what is written would not repeat."""
-    taken: list[tuple[str, str]] = [(spec.checkpoint.path, "the checkpoint")]
+    taken: list[tuple[str, str]] = []
+    if spec.checkpoint is not None:
+        taken.append((spec.checkpoint.path, "the checkpoint"))
     for at, sink in enumerate(spec.sinks):
         if sink.table is None:
             continue
@@ -491,7 +572,7 @@ def _has_own(path: str) -> bool:
 def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
     """Yield folders that are mounted twice, and tables that would go with their pod."""
     taken: set[str] = set()
-    if spec.volumes and _has_own(spec.checkpoint.path):
+    if spec.volumes and spec.checkpoint is not None and _has_own(spec.checkpoint.path):
         yield ("spec", "checkpoint", "path"), OWN_FOLDER_TEXT
     for at, volume in enumerate(spec.volumes):
         if _has_own(volume.mount_path):
@@ -500,13 +581,16 @@ def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
             message = f"another volume has {volume.mount_path}: give each a folder of its own"
             yield ("spec", "volumes", at, "mountPath"), message
         taken.add(volume.mount_path)
-    for at, sink in enumerate(spec.sinks):
-        if sink.table is None or not spec.volumes:
+    tables: list[tuple[str, int, SourceTable | LakeTable | None]] = [
+        ("sources", 0, spec.source.table),
+        *(("sinks", at, sink.table) for at, sink in enumerate(spec.sinks)),
+    ]
+    for kind, at, table in tables:
+        if table is None or not spec.volumes:
             continue
-        path = sink.table.path
-        if not any(volume.has(path) for volume in spec.volumes):
+        if not any(volume.has(table.path) for volume in spec.volumes):
             message = "lies in none of the volumes: give it a folder below one of their mountPath"
-            yield ("spec", "sinks", at, "table", "path"), message
+            yield ("spec", kind, at, "table", "path"), message
 
 
 def _overlaps(

@@ -27,9 +27,11 @@ def rule_name(key: Key) -> str:
 
 
 def rights_of(spec: PipelineSpec) -> list[str]:
-    """Return the rights that reading, and writing to entities, need."""
+    """Return the rights that reading an entity, and writing to entities, need."""
+    is_reading = spec.source.table is None
     is_sending = any(sink.entity is not None for sink in spec.sinks)
-    return [Right.LISTEN.value, *([Right.SEND.value] if is_sending else [])]
+    wanted = ((Right.LISTEN, is_reading), (Right.SEND, is_sending))
+    return [right.value for right, is_wanted in wanted if is_wanted]
 
 
 async def sync_key(

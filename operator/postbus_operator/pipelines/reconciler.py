@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from postbus.client.control import RequestRefused
+from postbus.contract.bulk import GroupKindName
 from postbus.contract.control_groups import (
     CreateReaderGroup,
     OfReaderGroup,
@@ -77,16 +78,21 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     if missing is not None:
         return draft.waits("EntitiesResolved", "NotReady", missing, "EntityNotReady")
     draft.set("EntitiesResolved", "True", "Resolved", "all entities are on the bus")
-    group = await _group(session, document, is_fresh=not _is_ready(resource))
+    kind = document.spec.source.group_kind
+    is_fresh = not _is_ready(resource)
+    group = None if kind is None else await _group(session, document, is_fresh=is_fresh)
     lag = None if group is None else lag_of(group)
     if lag is not None:
         draft.note_lag(lag, limit_s(document.spec))
-    if draft.reader_group is None:
-        # Noted first: otherwise a deletion would not look for what a lost look has made.
+    # Noted first: otherwise a deletion would not look for what a lost look has made.
+    if kind is None and draft.binding is None:
+        draft.binding = pipeline_name(resource.key.name)
+        return draft.starts("the key is made next", retry_s=0)
+    if kind is not None and draft.reader_group is None:
         draft.reader_group = document.group
         return draft.starts("the reader group is made next", retry_s=0)
-    if group is None:
-        await _create_group(session, document)
+    if kind is not None and group is None:
+        await _create_group(session, document, kind)
     keys = await sync_key(context, session, owner.bus, resource, document.spec)
     if keys.condition is None or keys.condition[0] != "True" or keys.binding is None:
         _, reason, message = keys.condition or ("False", "SourceMissing", "there is no key")
@@ -170,14 +176,13 @@ async def _group(
     return group
 
 
-async def _create_group(session: BusSession, document: PipelineDocument) -> None:
+async def _create_group(
+    session: BusSession, document: PipelineDocument, kind: GroupKindName
+) -> None:
     """Create the reader group: from then on it keeps its messages."""
     named = _group_of(document)
     group = CreateReaderGroup(
-        entity=named.entity,
-        sub_queue=named.sub_queue,
-        name=named.name,
-        kind=document.spec.source.mode,
+        entity=named.entity, sub_queue=named.sub_queue, name=named.name, kind=kind
     )
     try:
         await session.control.create_reader_group(group)

@@ -35,6 +35,7 @@ def check_rivals(
     resource: Resource, document: PipelineDocument, others: Iterable[Resource]
 ) -> None:
     """Raise SpecInvalid if an earlier pipeline has the reader group or the folder."""
+    checkpoint = document.spec.checkpoint
     for other in sorted(others, key=_age):
         if other.is_deleting or not is_of_bus(other) or _age(other) >= _age(resource):
             continue
@@ -47,10 +48,11 @@ def check_rivals(
                 f"{other.key} reads {document.spec.source.entity} with the reader group"
                 f" {document.group}: set another readerGroup, {NEXT_STEP}",
             )
-        if _is_shared(_folder_of(other, known), _folder_of(resource, document)):
+        is_shared = _is_shared(_folder_of(other, known), _folder_of(resource, document))
+        if checkpoint is not None and is_shared:
             raise SpecInvalid(
                 "CheckpointTaken",
-                f"{other.key} has its checkpoint in {document.spec.checkpoint.path} of the same"
+                f"{other.key} has its checkpoint in {checkpoint.path} of the same"
                 f" volume: set another checkpoint.path, {NEXT_STEP}",
             )
 
@@ -79,8 +81,13 @@ def is_of_bus(resource: Resource) -> bool:
 
 
 def group_of(resource: Resource, document: PipelineDocument) -> tuple[Key | None, str, str, str]:
-    """Return what identifies the reader group: bus, entity, sub-queue, name."""
+    """Return what identifies the reader group: bus, entity, sub-queue, name.
+
+    A pipeline without one is itself what nobody shares.
+    """
     source = document.spec.source
+    if source.is_bounded:
+        return resource.key, "", "", ""
     return resource.owner, source.entity.lower(), source.sub_queue, document.group
 
 
@@ -97,6 +104,8 @@ def _readable(resource: Resource) -> PipelineDocument | None:
 
 def _folder_of(resource: Resource, document: PipelineDocument) -> tuple[str, str, str] | None:
     """Return cluster namespace, claim, and folder in it of the checkpoint; None: in no claim."""
+    if document.spec.checkpoint is None:
+        return None
     path = document.spec.checkpoint.path
     volume: Volume | None = max(
         (each for each in document.spec.volumes if each.has(path)),

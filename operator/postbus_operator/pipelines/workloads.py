@@ -309,9 +309,10 @@ def _volumes(driver: Driver) -> tuple[list[Json], list[Json]]:
         for number, each in enumerate(spec.volumes)
     }
     folders.setdefault(TMP, empty_volume("tmp"))
-    checkpoint = spec.checkpoint.path
-    if not any(f"{checkpoint}/".startswith(f"{folder}/") for folder in folders):
-        folders[checkpoint] = empty_volume("checkpoint")
+    notes = [] if spec.checkpoint is None else [spec.checkpoint.path]
+    for path in notes:
+        if not any(f"{path}/".startswith(f"{folder}/") for folder in folders):
+            folders[path] = empty_volume("checkpoint")
     volumes += folders.values()
     mounts += [mount(each["name"], path, is_writable=True) for path, each in folders.items()]
     return volumes, mounts

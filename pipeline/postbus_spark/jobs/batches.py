@@ -55,7 +55,7 @@ class Batches:
         self._is_tried_again = is_tried_again
         self.tables = tables_of(document)
         self._writers = {
-            at: Writer(**_writer_options(document, sink, options))
+            at: Writer(**writer_options(document, sink, options.connection_string_file))
             for at, sink in enumerate(document.spec.sinks)
             if sink.entity is not None
         }
@@ -161,15 +161,18 @@ class Batches:
             )
 
 
-def _writer_options(document: PipelineDocument, sink: Sink, options: Options) -> dict[str, str]:
+def writer_options(
+    document: PipelineDocument, sink: Sink, connection_file: str | None
+) -> dict[str, str]:
+    """Return the options of the writer of a sink."""
+    file = None if connection_file is None else Path(connection_file).absolute()
     given = {
         "entity": sink.entity,
         "writer": document.writer(sink),
-        "endpoint": options.endpoint,
-        "connectionStringFile": options.connection_string_file,
-        "tlsCaFile": options.tls_ca_file,
+        "rate": sink.rate,
+        "connectionStringFile": file,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def tables_of(document: PipelineDocument) -> dict[str, Table]:

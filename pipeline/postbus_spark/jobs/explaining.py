@@ -13,14 +13,42 @@ from postbus_spark.jobs.settling import last_batch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from postbus.contract.bulk import ReadableRanges
-    from postbus.contract.pipeline import PipelineDocument, Sink
+    from postbus.contract.bulk import PublishedBatch, ReadableRanges
+    from postbus.contract.pipeline import PipelineDocument, Sink, Source
 
 
 def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> Iterator[str]:
     """Yield the steps of a batch, and the columns of each output."""
     spec = document.spec
+    steps = [f"read {each.folder} as {each.name}" for each in spec.lookups]
+    if spec.transform is not None and spec.transform.python is not None:
+        steps.append(f"call {spec.transform.python.module}.{spec.transform.python.function}")
+    elif spec.transform is not None:
+        steps.append(f"query {', '.join(ordered_queries(spec.transform.sql or {}))}")
+    steps += [_shown_sink(sink) for sink in spec.sinks if sink.table is not None]
+    steps += [_shown_sink(sink) for sink in spec.sinks if sink.entity is not None]
+    steps += [_shown_sink(sink) for sink in spec.sinks if sink.dead_letter is not None]
+    if spec.checkpoint is not None:
+        steps += [f"commit in {spec.checkpoint.path}", "settle the plan"]
+    first, *reading = _reading(document)
+    yield first
+    for number, step in enumerate([*reading, *steps], 1):
+        yield f"{number}. {step}"
+    for name, frame in frames.items():
+        yield ""
+        yield f"{name}:"
+        for field in frame.schema.fields:
+            yield f"  {field.name} {field.dataType.simpleString()}"
+
+
+def _reading(document: PipelineDocument) -> Iterator[str]:
+    """Yield when a batch begins, and the steps until its rows are there."""
+    spec = document.spec
     source, limits = spec.source, spec.limits
+    if source.is_bounded:
+        yield "Once:"
+        yield f"read {_shown_source(source)} as {source.name}"
+        return
     if spec.trigger.continuous_ms is not None:
         yield f"Every {spec.trigger.continuous_ms / 1000:g} s:"
     elif spec.trigger.schedule is not None:
@@ -36,26 +64,19 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
         if most
     ]
     yield (
-        f"1. plan up to {' or '.join(bounds) or 'all messages'} of {source.entity}"
+        f"plan up to {' or '.join(bounds) or 'all messages'} of {source.entity}"
         f" ({source.sub_queue}) for the reader group {document.group}, a {source.mode}"
     )
-    steps = [f"read them as {source.name}"]
-    steps += [f"read {each.folder} as {each.name}" for each in spec.lookups]
-    if spec.transform is not None and spec.transform.python is not None:
-        steps.append(f"call {spec.transform.python.module}.{spec.transform.python.function}")
-    elif spec.transform is not None:
-        steps.append(f"query {', '.join(ordered_queries(spec.transform.sql or {}))}")
-    steps += [_shown_sink(sink) for sink in spec.sinks if sink.table is not None]
-    steps += [_shown_sink(sink) for sink in spec.sinks if sink.entity is not None]
-    steps += [_shown_sink(sink) for sink in spec.sinks if sink.dead_letter is not None]
-    steps += [f"commit in {spec.checkpoint.path}", "settle the plan"]
-    for number, step in enumerate(steps, 2):
-        yield f"{number}. {step}"
-    for name, frame in frames.items():
-        yield ""
-        yield f"{name}:"
-        for field in frame.schema.fields:
-            yield f"  {field.name} {field.dataType.simpleString()}"
+    yield f"read them as {source.name}"
+
+
+def _shown_source(source: Source) -> str:
+    """Return what a source with an end has."""
+    shown = f"the history of {source.entity} ({source.sub_queue})"
+    if source.table is not None:
+        shown = f"the {source.table.format} table {source.table.path}"
+    times = (("from", source.from_time), ("to", source.to_time))
+    return " ".join([shown, *(f"{word} {time}" for word, time in times if time is not None)])
 
 
 def _shown_sink(sink: Sink) -> str:
@@ -64,8 +85,24 @@ def _shown_sink(sink: Sink) -> str:
         folders = "/".join(table.partition_by) or "no folders"
         return f"add {sink.origin} to the {table.format} table {table.path} ({folders})"
     if sink.entity is not None:
-        return f"send {sink.origin} to {sink.entity}"
+        rate = f", {sink.rate} a second at most" if sink.rate else ""
+        return f"send {sink.origin} to {sink.entity}{rate}"
     return f"dead-letter {sink.origin} in {sink.dead_letter}"
+
+
+def replay_status(
+    document: PipelineDocument, batches: Mapping[int, PublishedBatch | None]
+) -> Iterator[str]:
+    """Yield the source, and where the writer of each sink is."""
+    yield f"{_shown_source(document.spec.source)} has no reader group"
+    for at, sink in enumerate(document.spec.sinks):
+        batch = batches[at]
+        shown = "nothing is published"
+        if batch is not None:
+            sent = batch.messages - batch.left
+            shown = f"{sent} of {batch.messages} published messages have arrived"
+            shown += f", it waits: {batch.waits_for}" if batch.waits_for else ""
+        yield f"writer {document.writer(sink)} to {sink.entity}: {shown}"
 
 
 def status(document: PipelineDocument, found: ReadableRanges) -> Iterator[str]:
@@ -80,7 +117,8 @@ def status(document: PipelineDocument, found: ReadableRanges) -> Iterator[str]:
         nexts = {each.partition: each.next_position for each in found.partitions}
         for number, (first, end) in sorted(plan.ranges.items()):
             yield f"  partition {number}: [{first}, {end}), the bus has up to {nexts.get(number)}"
-    committed = last_batch(Path(document.spec.checkpoint.path))
+    checkpoint = document.spec.checkpoint
+    committed = last_batch(Path(checkpoint.path)) if checkpoint is not None else None
     yield f"checkpoint: {'empty' if committed is None else f'batch {committed} is committed'}"
     for table in tables_of(document).values():
         table.load()

@@ -7,7 +7,7 @@ mistakes early.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink, ordered_queries
 from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.files import KEYS
-from postbus_spark.schema import check_written, ddl, default_columns
+from postbus_spark.schema import WRITTEN, check_written, ddl, default_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ REJECT_KEYS: Final = KEYS[:2]
 
 _PARSED: Final = "_parsed_body"
 _UNPARSED: Final = "_unparsed_body"
-_KEY_TYPES: Final = {"partition": "int", "position": "bigint", "enqueued_time": "timestamp"}
+KEY_TYPES: Final = {"partition": "int", "position": "bigint", "enqueued_time": "timestamp"}
 
 
 class InvalidPipeline(Exception):
@@ -70,15 +70,7 @@ def _views(source: Source, messages: DataFrame) -> dict[str, DataFrame]:
     """Return the messages with parsed bodies, and those whose body does not have the schema."""
     if source.body is None:
         return {source.name: messages}
-    schema = body_schema(source)
-    text = functions.expr("try_validate_utf8(cast(body as string))")
-    parsed = messages.withColumn(
-        _PARSED,
-        functions.from_json(
-            text, schema.add(_UNPARSED, "string"), {"columnNameOfCorruptRecord": _UNPARSED}
-        ),
-    )
-    is_parsed = f"{_PARSED} is not null and {_PARSED}.{_UNPARSED} is null"
+    parsed, is_parsed = _parsed(source, messages)
     good = parsed.where(is_parsed).withColumn("body", functions.col(_PARSED).dropFields(_UNPARSED))
     bad = parsed.where(f"not ({is_parsed})")
     description = f"the body is no JSON object with {source.body.json_schema}"
@@ -88,6 +80,27 @@ def _views(source: Source, messages: DataFrame) -> dict[str, DataFrame]:
         .withColumn("reason", functions.lit(MALFORMED_REASON))
         .withColumn("description", functions.lit(description[:1_000])),
     }
+
+
+def unparsed_views(source: Source, messages: DataFrame) -> dict[str, DataFrame]:
+    """Return the same messages with their bodies as they are."""
+    if source.body is None:
+        return {source.name: messages}
+    parsed, is_parsed = _parsed(source, messages)
+    return {source.name: parsed.where(is_parsed), MALFORMED: parsed.where(f"not ({is_parsed})")}
+
+
+def _parsed(source: Source, messages: DataFrame) -> tuple[DataFrame, str]:
+    """Return messages with parsed bodies, and the condition that a body was parsed."""
+    schema = body_schema(source)
+    text = functions.expr("try_validate_utf8(cast(body as string))")
+    parsed = messages.withColumn(
+        _PARSED,
+        functions.from_json(
+            text, schema.add(_UNPARSED, "string"), {"columnNameOfCorruptRecord": _UNPARSED}
+        ),
+    )
+    return parsed, f"{_PARSED} is not null and {_PARSED}.{_UNPARSED} is null"
 
 
 def body_schema(source: Source) -> StructType:
@@ -109,7 +122,7 @@ def _lookups(spec: PipelineSpec, session: SparkSession) -> dict[str, DataFrame]:
     """Return the rows of lookups as they are now. Raises `InvalidPipeline`, `OSError`."""
     found = {}
     for at, lookup in enumerate(spec.lookups):
-        kind, read = ("parquet", _parquet) if lookup.parquet is not None else ("delta", _delta)
+        kind, read = ("parquet", read_parquet) if lookup.parquet else ("delta", read_delta)
         folder = lookup.folder
         where = f"spec.lookups[{at}].{kind}"
         if not Path(folder).is_dir():
@@ -118,7 +131,7 @@ def _lookups(spec: PipelineSpec, session: SparkSession) -> dict[str, DataFrame]:
     return found
 
 
-def _parquet(session: SparkSession, folder: str, where: str) -> DataFrame:
+def read_parquet(session: SparkSession, folder: str, where: str) -> DataFrame:
     """Return the rows of a folder, read by executors. Files may have more columns than others."""
     try:
         return session.read.option("mergeSchema", "true").parquet(f"file:{folder}")
@@ -128,14 +141,21 @@ def _parquet(session: SparkSession, folder: str, where: str) -> DataFrame:
         ) from None
 
 
-def _delta(session: SparkSession, folder: str, where: str) -> DataFrame:
+def read_delta(
+    session: SparkSession,
+    folder: str,
+    where: str,
+    filters: Sequence[tuple[str, str, object]] = (),
+) -> DataFrame:
     """Return the rows of a table, read by the driver: the log knows what files alone do not."""
     import deltalake
+    import pyarrow as pa
     from deltalake.exceptions import DeltaError
 
     try:
-        return session.createDataFrame(deltalake.DeltaTable(folder).to_pyarrow_table())
-    except DeltaError as error:
+        table = deltalake.DeltaTable(folder)
+        return session.createDataFrame(table.to_pyarrow_table(filters=list(filters) or None))
+    except (DeltaError, pa.ArrowInvalid) as error:
         raise InvalidPipeline(
             where, f"the folder {folder} cannot be read as Delta ({error})"
         ) from None
@@ -172,12 +192,12 @@ def check_sinks(spec: PipelineSpec, frames: Mapping[str, DataFrame]) -> None:
     for at, sink in enumerate(spec.sinks):
         where = f"spec.sinks[{at}]"
         if sink.entity is not None:
-            _check_messages(where, frames[sink.origin])
+            check_messages(where, written(frames[sink.origin]))
             continue
         schema = frames[sink.origin].schema
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         for name in KEYS if sink.table else REJECT_KEYS:
-            if types.get(name) != _KEY_TYPES[name]:
+            if types.get(name) != KEY_TYPES[name]:
                 found = f"has it as {types[name]}" if name in types else "lacks it"
                 raise InvalidPipeline(
                     where,
@@ -193,9 +213,18 @@ def written(output: DataFrame) -> DataFrame:
     return output.drop(*KEYS)
 
 
-def _check_messages(where: str, output: DataFrame) -> None:
+def as_sent(messages: DataFrame) -> DataFrame:
+    """Return messages with the columns that can be written, properties with their types."""
+    names = [name for name in messages.columns if name in WRITTEN]
+    if "application_properties_json" in names:
+        names = [name for name in names if name != "application_properties"]
+    return messages.select(*names)
+
+
+def check_messages(where: str, rows: DataFrame) -> None:
+    """Raise `InvalidPipeline` if messages cannot have the columns of rows."""
     try:
-        check_written(written(output).schema)
+        check_written(rows.schema)
     except InvalidSchema as error:
         raise InvalidPipeline(where, str(error)) from None
 

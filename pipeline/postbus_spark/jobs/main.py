@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from postbus.contract.pipeline import PipelineDocument
 
@@ -129,13 +129,15 @@ def _run(given: argparse.Namespace) -> None:
     from postbus_spark.options import read_options
 
     document = _document(given)
+    if document.spec.source.is_bounded:
+        _replay(document, given.connection_string_file)
+        return
     options = source_options(document, given.connection_string_file)
     client = GroupClient(read_options(options))
     client.group()
     runner = Runner(document, client, options, is_tried_again=given.again)
     spark = _session(document.metadata.name)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: runner.stop())
+    _on_signals(runner.stop)
     try:
         check_frames(document.spec, spark)
         runner.run(spark)
@@ -143,13 +145,31 @@ def _run(given: argparse.Namespace) -> None:
         spark.stop()
 
 
-def _check(given: argparse.Namespace) -> None:
-    from postbus_spark.jobs.frames import check_frames
+def _replay(document: PipelineDocument, connection_file: str | None) -> None:
+    """Send what is not published yet, and wait for all that is. Waiting needs no Spark."""
+    from postbus_spark.jobs.replay import Replay
 
+    replay = Replay(document, connection_file)
+    _on_signals(replay.stop)
+    if unsent := replay.unsent():
+        spark = _session(document.metadata.name)
+        try:
+            replay.send(spark, unsent)
+        finally:
+            spark.stop()
+    replay.wait()
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop())
+
+
+def _check(given: argparse.Namespace) -> None:
     document = _document(given)
     spark = _session(document.metadata.name)
     try:
-        check_frames(document.spec, spark)
+        _checked(document, spark)
     finally:
         spark.stop()
     print(f"{given.file}: the pipeline {document.metadata.name} is valid")
@@ -157,24 +177,42 @@ def _check(given: argparse.Namespace) -> None:
 
 def _explain(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.explaining import explained
-    from postbus_spark.jobs.frames import check_frames
 
     document = _document(given)
     spark = _session(document.metadata.name)
     try:
-        for line in explained(document, check_frames(document.spec, spark)):
+        for line in explained(document, _checked(document, spark)):
             print(line)
     finally:
         spark.stop()
 
 
+def _checked(document: PipelineDocument, spark: SparkSession) -> dict[str, DataFrame]:
+    """Return the outputs without rows. Raises `InvalidPipeline`."""
+    from postbus_spark.jobs.frames import check_frames, frames_of
+    from postbus_spark.jobs.replay import no_messages, rows_of
+
+    if not document.spec.source.is_bounded:
+        return check_frames(document.spec, spark)
+    messages = no_messages(document.spec, spark)
+    rows_of(document.spec, messages)
+    return frames_of(document.spec, messages)
+
+
 def _status(given: argparse.Namespace) -> None:
     from postbus_spark.client import GroupClient
-    from postbus_spark.jobs.explaining import status
+    from postbus_spark.jobs.explaining import replay_status, status
+    from postbus_spark.jobs.replay import Replay
     from postbus_spark.jobs.runner import source_options
     from postbus_spark.options import read_options
 
     document = _document(given)
+    if document.spec.source.is_bounded:
+        for line in replay_status(
+            document, Replay(document, given.connection_string_file).published()
+        ):
+            print(line)
+        return
     client = GroupClient(read_options(source_options(document, given.connection_string_file)))
     for line in status(document, client.ranges()):
         print(line)
@@ -187,15 +225,27 @@ def _settle(given: argparse.Namespace) -> None:
     from postbus_spark.options import read_options
 
     document = _document(given)
+    checkpoint = document.spec.checkpoint
+    if checkpoint is None:
+        _has_nothing_to("settle", document)
+        return
     client = GroupClient(read_options(source_options(document, given.connection_string_file)))
-    if settle_committed(client, Path(document.spec.checkpoint.path)) is None:
+    if settle_committed(client, Path(checkpoint.path)) is None:
         print("nothing to settle")
+
+
+def _has_nothing_to(act: str, document: PipelineDocument) -> None:
+    name = document.metadata.name
+    print(f"nothing to {act}: {name} has neither a reader group nor a table that it writes")
 
 
 def _reset(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.batches import tables_of
 
     document = _document(given)
+    if document.spec.checkpoint is None:
+        _has_nothing_to("reset", document)
+        return
     for table in tables_of(document).values():
         table.open()
         table.forget()
@@ -210,8 +260,12 @@ def _verify(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.batches import tables_of
     from postbus_spark.lake.layout import InvalidTable
 
+    document = _document(given)
+    if document.spec.source.is_bounded:
+        _has_nothing_to("verify", document)
+        return
     problems = []
-    for table in tables_of(_document(given)).values():
+    for table in tables_of(document).values():
         found = table.verified()
         print(f"{table.folder}: {found.commits} commits, {found.files} files, {found.rows} rows")
         problems += found.problems

@@ -59,6 +59,7 @@ class Runner:
         self._document = document
         self._client = client
         self._options = options
+        assert document.spec.checkpoint is not None  # the source has a reader group
         self._checkpoint = Path(document.spec.checkpoint.path)
         self._batches = Batches(
             document, read_options(options), client, is_tried_again=is_tried_again
