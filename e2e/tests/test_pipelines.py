@@ -1,7 +1,7 @@
 """Pipelines in pods: what the guide shows, ends of drivers under load, keys, deletions.
 
 All share a bus and a claim; those that delete them come last. The image of pipelines must be on the
-cluster.
+cluster. They run alone: brokers of other tests would wait for the processors that Spark takes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ EXAMPLE: Final = "examples/pipeline/price-orders.yaml"
 IMAGE: Final = f"postbus-pipeline:{TAG}"
 FOLDER: Final = "/tmp/lake"
 LAKE: Final = [{"claimName": "lake", "mountPath": FOLDER}]
+
+pytestmark = pytest.mark.alone
 
 FIRST_ROW_S: Final = 90.0
 NEXT_ROW_S: Final = 120.0
