@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER, ordered_queries
+from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER
+from postbus.contract.pipeline_checks import ordered_queries
 from postbus.contract.yaml_documents import ManifestError
 from postbus_spark.jobs.batches import writer_options
 from postbus_spark.jobs.documents import read_pipeline

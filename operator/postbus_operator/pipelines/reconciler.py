@@ -14,7 +14,8 @@ from postbus.contract.control_groups import (
     OfReaderGroup,
     ReaderGroupDescription,
 )
-from postbus.contract.pipeline import PipelineDocument, Problem, pipeline_problems
+from postbus.contract.pipeline import PipelineDocument
+from postbus.contract.pipeline_checks import Problem, pipeline_problems
 from postbus_operator.bus.marks import mark_of
 from postbus_operator.bus.refusals import has_moved_on, spec_invalid
 from postbus_operator.bus.session import BusSession

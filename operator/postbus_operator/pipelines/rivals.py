@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from postbus.contract.pipeline import PipelineDocument, Volume, pipeline_problems
+from postbus.contract.pipeline import PipelineDocument, Volume
+from postbus.contract.pipeline_checks import pipeline_problems
 from postbus.contract.resources import API_VERSION
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import SpecInvalid

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from postbus.contract.pipeline import PipelineDocument, pipeline_problems
+from postbus.contract.pipeline import PipelineDocument
+from postbus.contract.pipeline_checks import pipeline_problems
 from postbus.contract.yaml_documents import (
     Document,
     ManifestError,

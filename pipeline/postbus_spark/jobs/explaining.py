@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from postbus.contract.pipeline import ordered_queries
+from postbus.contract.pipeline_checks import ordered_queries
 from postbus_spark.jobs.batches import tables_of
 from postbus_spark.jobs.settling import last_batch
 

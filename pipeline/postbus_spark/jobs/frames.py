@@ -15,7 +15,8 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
-from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink, ordered_queries
+from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink
+from postbus.contract.pipeline_checks import ordered_queries
 from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.files import KEYS
 from postbus_spark.schema import WRITTEN, check_written, ddl, default_columns
