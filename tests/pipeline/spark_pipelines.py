@@ -598,7 +598,7 @@ def run_script(guide: str, folder: Path, **changes: str) -> subprocess.Completed
         more = {"POSTBUS_CONNECTION_STRING": bus.connection_string, "SPARK_LOCAL_IP": LOOPBACK}
         done = subprocess.run(
             ["bash", "-eu", "-o", "pipefail", "-c", script],
-            capture_output=True, text=True, timeout=240, check=False, cwd=folder,
+            capture_output=True, text=True, timeout=600, check=False, cwd=folder,
             env=environment(**more, PYTHONPATH=PATHS, XDG_CONFIG_HOME=str(folder)),
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
