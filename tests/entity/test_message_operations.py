@@ -38,9 +38,9 @@ from postbus.entity.outcomes import Found, Needs, Outcome, Settling
 from postbus.entity.queues import paging
 from postbus.entity.queues.plain_messages import PlainMessages
 from postbus.entity.topics.topic_state import TopicState
-from postbus.message.codec import Symbol, Timestamp, Value, encode_list, encode_value
+from postbus.message.codec import Symbol, Timestamp, encode_list, encode_value
 from postbus.message.envelope import Envelope
-from postbus.message.fields import MAX_RESENDS, RESENDS, MessageFields
+from postbus.message.fields import RESENDS
 from tests.entity.partition_rig import (
     ACTIVE,
     DLQ,
@@ -89,12 +89,9 @@ def asked_to_resend(
     edit: MessageEdit | None = None,
     sub_queue: SubQueue = DLQ,
     entity_no: int = QUEUE,
-    max_resends: int | None = None,
 ) -> Reply:
     target_no, target = (to, None) if isinstance(to, int) else (None, to)
-    command = ResendBySequence(
-        entity_no, sub_queue, list(numbers), target_no, target, edit, max_resends
-    )
+    command = ResendBySequence(entity_no, sub_queue, list(numbers), target_no, target, edit)
     reply = rig.apply(command)
     rig.tick_now()
     return reply
@@ -107,16 +104,9 @@ def resend(
     edit: MessageEdit | None = None,
     sub_queue: SubQueue = DLQ,
     entity_no: int = QUEUE,
-    max_resends: int | None = None,
 ) -> MessagesHandled:
     reply = asked_to_resend(
-        rig,
-        *numbers,
-        to=to,
-        edit=edit,
-        sub_queue=sub_queue,
-        entity_no=entity_no,
-        max_resends=max_resends,
+        rig, *numbers, to=to, edit=edit, sub_queue=sub_queue, entity_no=entity_no
     )
     assert isinstance(reply, MessagesHandled), reply
     return reply
@@ -127,39 +117,6 @@ def refusals(handled: MessagesHandled) -> dict[int, Refusal]:
 
 
 # --- sent again -----------------------------------------------------------------------------------
-
-
-def test_a_message_that_comes_back_is_resent_as_often_as_is_allowed() -> None:
-    rig = Rig()
-    [number] = kill(rig, "back")
-    for count in (1, 2):
-        resend(rig, number, max_resends=2)
-        [delivery] = rig.receive(f"again-{count}", 1)
-        assert MessageFields(delivery.envelope).resends == count
-        assert delivery.envelope.annotation_count == 1
-        lock = [delivery.lock_token]
-        rig.apply(Settle(QUEUE, ACTIVE, lock, Disposition.DEAD_LETTER, "poison", ""))
-        rig.detach(f"again-{count}")
-        number = delivery.sequence
-    refused = resend(rig, number, max_resends=2).refused[number]
-    assert refused.refusal is Refusal.NOT_ALLOWED
-    assert "it was resent 2 times" in refused.detail
-    assert refusals(resend(rig, number)) == {}
-
-
-@pytest.mark.parametrize(
-    ("said", "resends"),
-    [(Symbol("often"), 0), (True, 0), (-1, 0), (7, 7), (2**62, MAX_RESENDS)],
-)
-def test_a_count_of_resends_that_a_sender_has_written_is_bounded(said: Value, resends: int) -> None:
-    sent = message("sent")
-    sent.annotations = encode_value(Symbol(RESENDS)) + encode_value(said)
-    sent.annotation_count = 1
-    rig = Rig()
-    [number] = kill(rig, sent)
-    if resends:
-        assert refusals(resend(rig, number, max_resends=resends)) == {number: Refusal.NOT_ALLOWED}
-    assert refusals(resend(rig, number, max_resends=resends + 1)) == {}
 
 
 @BUDGETS

@@ -1,4 +1,4 @@
-"""What is wrong with the fields of a Pipeline together, which none of them shows alone."""
+"""Checks of the fields of a Pipeline together, which none of them shows alone."""
 
 from __future__ import annotations
 
