@@ -70,6 +70,10 @@ images: ## build container images, with docker or buildah
 bench: setup ## measure this bus beside its peers; needs a C++ compiler
 	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
 
+.PHONY: bench-pipeline
+bench-pipeline: setup ## measure pipelines on Spark; needs java, mvn, a C++ compiler
+	@$(BIN)/python bench/pipelines.py $(BENCH_FLAGS)
+
 .PHONY: kill-test
 kill-test: setup ## kill -9 broker and Postgres under load, check the record
 	@$(BIN)/python -m tests.faults.kill_nine $(KILL_FLAGS)

@@ -39,6 +39,7 @@ void Report::add_latency(const std::string& name, const Histogram& histogram) {
     if (histogram.count() == 0) return;
     add((name + "_p50_us").c_str(), histogram.quantile_us(0.5));
     add((name + "_p90_us").c_str(), histogram.quantile_us(0.9));
+    add((name + "_p95_us").c_str(), histogram.quantile_us(0.95));
     add((name + "_p99_us").c_str(), histogram.quantile_us(0.99));
     add((name + "_p999_us").c_str(), histogram.quantile_us(0.999));
     add((name + "_max_us").c_str(), histogram.max_us());
