@@ -18,6 +18,8 @@ SKEW_S = 2.0
 """Largest difference between the time of an event in the broker and in the record."""
 
 OWNER_SKEW_S = 0.5
+LOAD_S = 5.0
+"""Longest time that a load takes after the pause of its process."""
 """The same between the clocks of two brokers on one machine."""
 
 
@@ -130,6 +132,15 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A broker stood still, and may have been in the middle of a load."""
+
+    by: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class Defined:
     """An entity was created or deleted. Each generation of a name has its own `path`."""
 
@@ -176,6 +187,7 @@ Event = (
     | TransactionEnded
     | Died
     | Loaded
+    | Paused
     | Defined
     | Listed
     | Left
@@ -235,6 +247,7 @@ class History:
         self.deaths: list[float] = []
         self.counted: list[Counted] = []
         self.loads: dict[str, list[Loaded]] = defaultdict(list)
+        self.pauses: list[Paused] = []
         self.defined: dict[str, list[Defined]] = defaultdict(list)
         self.listed: set[str] = set()
         for event in events:
@@ -269,12 +282,21 @@ class History:
                 self.deaths.append(at)
             case Loaded(path):
                 self.loads[path].append(event)
+            case Paused():
+                self.pauses.append(event)
             case Defined(path):
                 self.defined[path].append(event)
             case Listed(path):
                 self.listed.add(path)
             case Counted():
                 self.counted.append(event)
+
+    def was_paused(self, load: Loaded, at: float) -> bool:
+        """Return whether the broker of a load was paused at a moment, and woke up in the load."""
+        return any(
+            each.by == load.by and each.start <= at <= each.end and load.at <= each.end + LOAD_S
+            for each in self.pauses
+        )
 
     def died_between(self, path: str, start: float, end: float) -> bool:
         """Return whether locks and sessions of an entity may have been lost."""
@@ -598,10 +620,13 @@ def _reported(history: History) -> Iterator[Violation]:
 
 
 def _owners(history: History) -> Iterator[Violation]:
-    """I19: a message is delivered only by the current owner of its partition."""
+    """I19: a message is delivered only by the current owner of its partition.
+
+    A broker that is paused in a load ends it when it wakes up; it delivers nothing then.
+    """
     for path, loads in history.loads.items():
         for earlier, later in itertools.pairwise(loads):
-            if later.at < earlier.at:
+            if later.at < earlier.at and not history.was_paused(earlier, later.at):
                 what = f"{earlier.by} loaded it after {later.by} had taken it"
                 yield Violation("I19", path, str(earlier.epoch), what)
     for (path, name), delivered in history.delivered.items():

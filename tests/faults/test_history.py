@@ -15,6 +15,7 @@ from tests.faults.history import (
     Left,
     Listed,
     Loaded,
+    Paused,
     Result,
     Sent,
     Settled,
@@ -104,6 +105,14 @@ GOOD: dict[str, list[Event]] = {
         got(by="one"),
         Loaded("q", 3.0, "two", 2),
         got(at=3.5, token="u", by="two", count=1),
+        left(),
+    ],
+    "paused in a load, and another one took over": [
+        Paused("one", 0.2, 3.2),
+        Loaded("q", 3.5, "one", 1),
+        Loaded("q", 3.0, "two", 2),
+        sent(),
+        got(at=4.0, by="two"),
         left(),
     ],
     "a queue that was deleted": [
@@ -216,6 +225,25 @@ BAD: dict[str, tuple[str, list[Event]]] = {
     "loaded after it was taken": (
         "I19",
         [Loaded("q", 3.5, "one", 1), Loaded("q", 3.0, "two", 2)],
+    ),
+    "loaded long after a pause": (
+        "I19",
+        [Paused("one", 2.0, 3.2), Loaded("q", 9.0, "one", 1), Loaded("q", 3.0, "two", 2)],
+    ),
+    "loaded while another one was paused": (
+        "I19",
+        [Paused("two", 2.0, 3.2), Loaded("q", 3.5, "one", 1), Loaded("q", 3.0, "two", 2)],
+    ),
+    "paused in a load, and delivered after it": (
+        "I19",
+        [
+            Paused("one", 0.2, 3.2),
+            Loaded("q", 3.5, "one", 1),
+            Loaded("q", 3.0, "two", 2),
+            sent(),
+            got(at=4.0, by="one"),
+            left(),
+        ],
     ),
     "two holders after a takeover": (
         "I3",

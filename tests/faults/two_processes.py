@@ -26,7 +26,6 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -42,6 +41,7 @@ from tests.faults.history import (
     Left,
     Listed,
     Loaded,
+    Paused,
     Result,
     Sent,
     Settled,
@@ -191,6 +191,8 @@ class Process:
     ends: set[asyncio.Task[None]] = field(default_factory=set)
     """Of pauses and cuts that last."""
 
+    paused_at: float | None = None
+    pauses: list[Paused] = field(default_factory=list)
     watch: asyncio.Task[None] | None = None
 
     @property
@@ -218,9 +220,9 @@ class Process:
                 self.is_ending = True
                 self.broker.process.kill()
             case Verb.PAUSE:
+                self.paused_at = time.time()
                 self.broker.process.send_signal(signal.SIGSTOP)
-                resume = partial(self.broker.process.send_signal, signal.SIGCONT)
-                self._later(step.for_s, resume)
+                self._later(step.for_s, self._resume)
             case Verb.CUT if self.network.cut is None:
                 self.network.start_cut(step.cut)
                 self.was_cut = True
@@ -229,6 +231,12 @@ class Process:
                 return f"{step}: it is cut already"
         self.down_s, self.name = step.for_s, step.name or f"bus-{self.number}"
         return f"{step}: {self.number}"
+
+    def _resume(self) -> None:
+        self.broker.process.send_signal(signal.SIGCONT)
+        if self.paused_at is not None:
+            self.pauses.append(Paused(str(self.number), self.paused_at, time.time()))
+            self.paused_at = None
 
     def _later(self, after_s: float, end: Callable[[], None]) -> None:
         async def wait() -> None:
@@ -263,7 +271,7 @@ class Process:
             task.cancel()
         self.network.heal()
         if self.is_running:
-            self.broker.process.send_signal(signal.SIGCONT)
+            self._resume()
 
     async def listening(self) -> None:
         """Wait until it listens; a process that does not is reported."""
@@ -373,6 +381,7 @@ async def live(life: Life, folder: Path, dsn: str) -> None:
                 load.until.set()
         unseen = await look(life, survivor.address)
         life.events += await loads_of(processes, dsn)
+        life.events += [each for process in processes for each in process.pauses]
         survivor.ask_to_stop()
         await survivor.stopped()
         life.violations += violations_of(life.events, unseen)
