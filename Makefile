@@ -71,7 +71,7 @@ bench: setup ## measure this bus beside its peers; needs a C++ compiler
 	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
 
 .PHONY: bench-pipeline
-bench-pipeline: setup ## measure pipelines on Spark; needs java, mvn, a C++ compiler
+bench-pipeline: setup ## measure pipelines; needs java, mvn, a C++ compiler
 	@$(BIN)/python bench/pipelines.py $(BENCH_FLAGS)
 
 .PHONY: kill-test
