@@ -84,7 +84,7 @@ DEMANDS: Final = (
     Demand("both ways with a tap ÷ plain", "both_tapped", "both_plain", 0.75, 0.85),
     Demand("dead letters grouped by reason, msg/s", "grouped", None, 25_000, 50_000),
     Demand("dead letters resent, msg/s", "resent", None, 3_000, 10_000),
-    Demand("memory of driver and workers, GiB", "memory_gib", None, 1.5, 1.3, False),
+    Demand("memory of driver, JVM and workers, GiB", "memory_gib", is_better_high=False),
 )
 
 

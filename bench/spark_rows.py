@@ -51,6 +51,7 @@ READ, DRAINED, LOADED, PLAIN, TAPPED, LETTERS, PACED = (
 )  # fmt: skip
 QUEUES: Final = (READ, DRAINED, LOADED, PLAIN, TAPPED, LETTERS, PACED)
 TOPIC: Final = "priced"
+SUBSCRIPTION: Final = f"{TOPIC}/Subscriptions/all"
 PROPERTIES: Final = ("sku=apple", "store=berlin-4", "amount=17", "tenant=blue")
 STORED: Final = "row_key, enqueued_ms, envelope, application_properties, body"
 SDK_BATCH: Final = 100
@@ -232,10 +233,11 @@ def _refill(scene: Scene, kind: str) -> str:
     return scene.create_group(DRAINED, kind)
 
 
-def _empty(scene: Scene) -> None:
-    """Take out what a tap has left."""
+def _empty(scene: Scene, entity: str = DRAINED) -> int:
+    """Take out what is left; return the number of its messages."""
     options = ("--mode", "receive", "--count", 50_000_000, "--settle-range", 50)
-    scene.client.run(scene.bus, DRAINED, *options, "--quiet-s", 0.7, "--limit-s", 3_600)
+    result = scene.client.run(scene.bus, entity, *options, "--quiet-s", 0.7, "--limit-s", 3_600)
+    return int(result["completed"])
 
 
 def _run_stream(scene: Scene, group: str) -> None:
@@ -309,8 +311,7 @@ def loads(scene: Scene) -> Numbers:
     received = scene.count // 10
     with _timing(numbers, "receive_sdk", received * TASKS):
         _in_processes(_receive, scene.bus.connection_string, LOADED, received)
-    options = ("--mode", "receive", "--count", 50_000_000, "--settle-range", 50)
-    scene.client.run(scene.bus, LOADED, *options, "--quiet-s", 0.7, "--limit-s", 3_600)
+    _empty(scene, LOADED)
     return numbers
 
 
@@ -367,6 +368,9 @@ def pipelines(scene: Scene) -> Numbers:
     group = _refill(scene, "drain")
     with _timing(numbers, "through", scene.count):
         _run_pipeline(scene, "drain", group, transform={"sql": SQL}, sinks=TO_TOPIC)
+    arrived = _empty(scene, SUBSCRIPTION)
+    if arrived != scene.count:
+        raise BenchError(f"{arrived} messages arrived instead of {scene.count}")
     scene.drop_group(DRAINED, group)
     numbers["plan_settle_ms"] = _plan_and_settle(scene)
     return numbers
@@ -469,9 +473,8 @@ def latency(scene: Scene) -> Numbers:
     lake = scene.new_folder("lake")
     spec = {"trigger": trigger, "transform": {"sql": SQL}, "sinks": TO_TOPIC}
     runner = _runner(scene, "drain", group, lake, **spec)
-    target = f"{TOPIC}/Subscriptions/all"
     limits = ("--quiet-s", 60, "--limit-s", WAIT_S)
-    options = ("--rate", LATENCY_RATE, "--receive-address", target, *limits)
+    options = ("--rate", LATENCY_RATE, "--receive-address", SUBSCRIPTION, *limits)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(runner.run, scene.spark)
         try:
