@@ -87,6 +87,7 @@ kill-test-pipeline: setup ## kill -9 pipelines, broker, Postgres; needs java
 	@for options in "drain" "capture" "capture --format delta"; do \
 		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$options $(KILL_FLAGS) || exit; \
 	done
+	@$(BIN)/python -m tests.faults.replay_kills $(KILL_FLAGS)
 
 .PHONY: two-process-test
 two-process-test: setup ## stop, kill, pause, cut off two processes on one store

@@ -17,8 +17,8 @@ pytestmark = [
 ]
 
 
-def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.faults.pipeline_kills", *options]
+def run_kills(*options: str, program: str = "pipeline_kills") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"tests.faults.{program}", *options]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=900, check=False, cwd=FOLDER.parents[1]
     )
@@ -29,6 +29,19 @@ def test_each_order_has_its_effects_once(scenario: str) -> None:
     result = run_kills("--scenario", *scenario.split(), "--kills", "6")
     assert result.returncode == 0, result.stdout[-4_000:]
     assert "violations 0" in result.stdout
+
+
+def test_each_message_of_a_replay_arrives_once() -> None:
+    result = run_kills("--kills", "4", program="replay_kills")
+    assert result.returncode == 0, result.stdout[-4_000:]
+    assert "violations 0" in result.stdout
+
+
+def test_a_flawed_replay_is_caught() -> None:
+    flawed = f"{FOLDER / 'flawed_pipeline.py'} forgets"
+    result = run_kills("--kills", "1", "--seed", "17", "--pipeline", flawed, program="replay_kills")
+    assert result.returncode == 1, result.stdout[-4_000:]
+    assert "are there twice" in result.stdout
 
 
 @pytest.mark.parametrize(
