@@ -8,6 +8,7 @@ decoded, and fields that a draft does not change keep their bytes. Source: AMQP 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from enum import IntEnum
 from functools import cached_property
 from typing import Final, TypeAlias
@@ -368,15 +369,11 @@ def _replace_annotations(
     annotations: bytes, count: int, changes: dict[str, bytes | None]
 ) -> tuple[bytes, int]:
     """Return encoded annotations and their number; a value of None removes an annotation."""
-    kept: list[bytes] = []
-    pos, end = 0, len(annotations)
-    for _ in range(count):
-        value_at = skip_value(annotations, pos, end)
-        after = skip_value(annotations, value_at, end)
-        key = decode_value(annotations, pos, value_at)[0]
-        if not isinstance(key, str) or key not in changes:
-            kept.append(annotations[pos:after])
-        pos = after
+    kept = [
+        annotations[start:end]
+        for key, start, _, end in _annotations(annotations, count)
+        if not isinstance(key, str) or key not in changes
+    ]
     for name, value in changes.items():
         if value is not None:
             kept.append(encode_value(Symbol(name)) + value)
@@ -385,13 +382,19 @@ def _replace_annotations(
 
 def _resends(annotations: bytes, count: int) -> int:
     """Return the count of resends among encoded annotations, 0 without a valid one."""
+    for key, _, value_at, end in _annotations(annotations, count):
+        if key == RESENDS:
+            value = decode_value(annotations, value_at, end)[0]
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            return max(0, min(value, MAX_RESENDS)) if is_count else 0
+    return 0
+
+
+def _annotations(annotations: bytes, count: int) -> Iterator[tuple[Value, int, int, int]]:
+    """Yield the key of each pair, and where the pair, its value and what follows begin."""
     pos, end = 0, len(annotations)
     for _ in range(count):
         value_at = skip_value(annotations, pos, end)
         after = skip_value(annotations, value_at, end)
-        if decode_value(annotations, pos, value_at)[0] == RESENDS:
-            value = decode_value(annotations, value_at, after)[0]
-            is_count = isinstance(value, int) and not isinstance(value, bool)
-            return max(0, min(value, MAX_RESENDS)) if is_count else 0
+        yield decode_value(annotations, pos, value_at)[0], pos, value_at, after
         pos = after
-    return 0
