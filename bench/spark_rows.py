@@ -92,17 +92,18 @@ class Scene:
     def create_group(self, entity: str, kind: str) -> str:
         """Create a group that begins with the first message; return its name, used only once."""
         name = f"{kind}-{time.time_ns()}"
-        credentials = load_credentials(str(self.bus.connection_file))
-        token = credentials.token(f"{entity}/$bulk/groups/{name}", time.time())
-        body = {"kind": kind, "start": "earliest"}
-        call(Bus(credentials.base_url, None), "PUT", bulk_path(entity, "groups", name), token, body)
+        self._ask("PUT", entity, name, {"kind": kind, "start": "earliest"})
         return name
 
     def drop_group(self, entity: str, name: str) -> None:
         """Drop a group with all that it kept."""
+        self._ask("DELETE", entity, name)
+
+    def _ask(self, method: str, entity: str, group: str, *body: Any) -> None:
         credentials = load_credentials(str(self.bus.connection_file))
-        token = credentials.token(f"{entity}/$bulk/groups/{name}", time.time())
-        call(Bus(credentials.base_url, None), "DELETE", bulk_path(entity, "groups", name), token)
+        token = credentials.token(f"{entity}/$bulk/groups/{group}", time.time())
+        bus = Bus(credentials.base_url, None)
+        call(bus, method, bulk_path(entity, "groups", group), token, *body)
 
     def new_folder(self, name: str) -> Path:
         """Return an empty folder."""
