@@ -255,7 +255,8 @@ async def test_without_one_partition_the_others_are_read_and_nothing_is_decided(
     group = await bulk.plan_all(await bulk.claim())
     there, away = (group.plan.ranges[number] for number in (0, 1))
     whole = await bulk.stream(0, *there, group.epoch)
-    await asyncio.get_running_loop().run_in_executor(None, _interrupt, http.bus)
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, begin_outage, http.bus)
     for answer in (
         await bulk.stream(1, *away, group.epoch),
         await bulk.call("GET", "ranges"),
@@ -265,6 +266,7 @@ async def test_without_one_partition_the_others_are_read_and_nothing_is_decided(
         assert problem_of(answer) == (503, "Unavailable")
         assert int(answer.headers["Retry-After"]) > 0
     assert (await bulk.stream(0, *there, group.epoch)).body == whole.body
+    await loop.run_in_executor(None, end_outage, http.bus)
     await wait_for_partitions(bulk)
     again = await bulk.post("plan", epoch=group.epoch, ranges={"0": there, "1": away})
     assert group_of(again).plan == group.plan
@@ -278,8 +280,19 @@ async def wait_for_partitions(bulk: BulkClient) -> None:
             await asyncio.sleep(0.05)
 
 
-def _interrupt(bus: BusThread) -> None:
-    async def interrupt() -> None:
-        bus._hosts[1].interrupt(5.0)
+def begin_outage(bus: BusThread) -> None:
+    """Stop a partition until `end_outage`, however often other tests have stopped it before."""
 
-    bus.run(interrupt())
+    async def begin() -> None:
+        host = bus._hosts[1]
+        host._recovery._backoff.reset()  # else its first attempt comes in seconds, and calls wait
+        host.interrupt(600.0)
+
+    bus.run(begin())
+
+
+def end_outage(bus: BusThread) -> None:
+    async def end() -> None:
+        bus._hosts[1]._recovery._interrupted_until = 0.0
+
+    bus.run(end())
