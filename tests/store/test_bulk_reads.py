@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from struct import unpack
+
 import pytest
 
 from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import SubQueue
-from postbus.entity.outcomes import DropDefinition, PutDefinition
+from postbus.entity.outcomes import DropDefinition, PutDefinition, SettleRows, Settling
 from postbus.store.bulk_reads import (
     CHUNK_BYTES,
     FIRST_ROWS,
     MAX_CHUNK_ROWS,
     NO_ENTITY,
+    PART_ROWS,
     Block,
     BulkReader,
     next_limit,
@@ -77,3 +80,43 @@ async def test_few_rows_are_measured_and_not_read(
             first = read.last_position + 1
             limit = next_limit(limit, read)
         assert limits <= measured
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 100])
+async def test_rows_between_gaps_come_in_order(store: Store, limit: int) -> None:
+    """An answer has parts of `PART_ROWS` keys: some begin, some end, and some are a gap."""
+    keys = [1, PART_ROWS, PART_ROWS + 1, 3 * PART_ROWS, 3 * PART_ROWS + 1, 1_000, 1_001]
+    reader = BulkReader(store, 0)
+    async with driven(store) as it:
+        await it.commit(outcome(mutations=[define()]))
+        await it.commit(outcome([insert(key, b"%d" % key) for key in keys]))
+        first, positions, bodies = 1, [], b""
+        while True:
+            rest = Block(first, 2_000, 0)
+            read = await reader.read(1, ACTIVE, rest, limit, with_properties=True, with_body=True)
+            if not read.last_position:
+                break
+            assert read.row_count <= limit
+            positions += unpack(f">{read.row_count}q", read.positions)
+            bodies += read.bodies
+            first = read.last_position + 1
+    assert positions == keys
+    assert bodies == b"".join(b"%d" % key for key in keys)
+
+
+async def test_a_drain_goes_on_behind_rows_that_are_left_out(store: Store) -> None:
+    reader = BulkReader(store, 0)
+    async with driven(store) as it:
+        await it.commit(outcome(mutations=[define()]))
+        await it.commit(outcome([insert(key) for key in range(1, 11)]))
+        settled = SettleRows(1, list(range(1, 6)), Settling.COMPLETED, NOW_MS)
+        await it.commit(outcome(mutations=[settled]))
+        wanted = Block(1, 11, 0)
+        found = []
+        for _ in range(3):
+            read = await reader.read(
+                1, ACTIVE, wanted, 5, is_drain=True, with_properties=True, with_body=True
+            )
+            found.append((read.row_count, read.last_position))
+            wanted = wanted._replace(first=read.last_position + 1)
+    assert found == [(0, 5), (5, 10), (0, 0)]

@@ -122,7 +122,6 @@ class Browse:
                     raise BulkRefused(Refused(Refusal.ENTITY_NOT_FOUND, "the entity was deleted"))
                 if not columns.last_position:
                     break
-                if columns.row_count:
-                    limit = next_limit(limit, columns)
+                limit = next_limit(limit, columns)
                 yield RowChunk(columns, piece.offset, present if with_present else None)
                 rest = rest._replace(first=columns.last_position + 1)

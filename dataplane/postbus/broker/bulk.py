@@ -458,7 +458,7 @@ class BulkAccess:
                         with_body=with_body,
                     )
                 _check_low(partition_id, rest.first, chunk.low)
-                if not chunk.row_count:
+                if not chunk.last_position:
                     break
                 limit = next_limit(limit, chunk)
                 yield RowChunk(chunk, block.offset)

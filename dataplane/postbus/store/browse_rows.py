@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 from postbus.contract.bulk import Selection
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import Settling
-from postbus.store.bulk_reads import CHUNK_BYTES, CHUNK_OF, NO_ENTITY, Columns
+from postbus.store.bulk_reads import (
+    CHUNK_BYTES,
+    CHUNK_OF,
+    HEAD_FIELDS,
+    IN_PART,
+    NO_ENTITY,
+    Columns,
+    joined,
+)
 from postbus.store.migrate import schema_of
 from postbus.store.parts import unsettled_ranges
 from postbus.store.postgres import Store
@@ -109,7 +117,7 @@ class BrowseReader:
         is_active = piece.sub_queue is SubQueue.ACTIVE
         sql = sql.replace("{sent_sequence}", SENT[is_active])
         async with self._store.bulk() as connection:
-            row = await connection.fetchrow(
+            parts = await connection.fetch(
                 self._sql(sql),
                 piece.first,
                 piece.end,
@@ -123,10 +131,8 @@ class BrowseReader:
                 attempts,
                 *((selection.from_ms, selection.to_ms) if selection.is_history else ()),
             )
-        assert row is not None
-        count, last_position, low, *values = row.values()
-        columns = [value or b"" for value in values]
-        size = len(Columns._fields) - 3
+        count, last_position, low, columns = joined(parts)
+        size = len(Columns._fields) - HEAD_FIELDS
         return Columns(count, last_position, low, *columns[:size]), Present(*columns[size:])
 
     def _sql(self, sql: str) -> str:
@@ -162,6 +168,19 @@ where entity_no = $1 and sub_queue = any ($2::smallint[])
   and first_key < $4 and first_key + size > $3
 order by first_key
 """
+_MEASURED: Final = """(
+        select w.row_key, w.envelope, w.body, w.body_id,
+               coalesce(p.application_properties, w.application_properties)
+                   as application_properties
+        from (
+            select * from {schema}.message where row_key >= $1 and row_key < $2
+            order by row_key limit $6
+        ) w
+        left join lateral (
+            select p.* from {schema}.patch p where p.row_key = w.row_key limit 1
+        ) p on true
+        where {measured_wanted}
+    )"""
 _ROWS: Final = """(
         select w.row_key, w.enqueued_ms, w.envelope, w.body, w.body_id,
                coalesce(p.application_properties, w.application_properties)
@@ -169,10 +188,7 @@ _ROWS: Final = """(
                coalesce(p.is_deferred, false) as is_deferred, s.how, s.settled_ms,
                greatest(p.delivery_count, k.delivery_count, 0) as stored_count,
                d.row_key is not null as is_scheduled, coalesce(k.sequence, d.sequence) as sequence
-        from (
-            select * from {schema}.message where row_key >= $1 and row_key < $2
-            order by row_key limit $6
-        ) w
+        from (select m.* from {schema}.message m where {in_part} order by m.row_key) w
         left join lateral (
             select s.how, s.settled_ms from {schema}.settled s where s.row_key = w.row_key limit 1
         ) s on true
@@ -220,27 +236,31 @@ _MORE_SENT: Final = """,
        string_agg(convert_to(settlement, 'UTF8'), ''::bytea) as settlements
 """
 _LAST: Final = """
-    case when count(*) < $3 and coalesce(sum(size_bytes), 0) < $4 then (
+    case when cut.is_whole then (
         select max(row_key) from (
             select row_key from {schema}.message where row_key >= $1 and row_key < $2
             order by row_key limit $6
         ) as looked_at
-    ) else max(row_key) end"""
+    ) else cut.last end"""
 """A chunk that was not cut ends with the last row that was looked at."""
 _GONE: Final = f"""
     case when exists (select from {{schema}}.entity where entity_no = $5) then 0
          else {NO_ENTITY} end"""
 _CHUNK: Final = (
-    CHUNK_OF.replace("{rows}", _ROWS)
+    CHUNK_OF.replace("{measured}", _MEASURED)
+    .replace("{rows}", _ROWS)
+    .replace("{in_part}", IN_PART)
     .replace("{sequence}", "m.sequence")
     .replace("{more}", _MORE)
-    .replace("{more_names}", "size_bytes, delivery_count, state, how, settled_ms, settlement,")
     .replace("{more_sent}", _MORE_SENT)
     .replace("{last}", _LAST)
     .replace("{low}", _GONE)
     .replace("{settlement}", _SETTLEMENT)
 )
-PEEK: Final = _CHUNK.replace("{wanted}", "s.how is null")
-HISTORY: Final = _CHUNK.replace("{wanted}", "w.enqueued_ms >= $11 and w.enqueued_ms < $12")
+IS_LIVE: Final = """
+    (select true from {schema}.settled s where s.row_key = w.row_key limit 1) is null"""
+PEEK: Final = _CHUNK.replace("{measured_wanted}", IS_LIVE).replace("{wanted}", "s.how is null")
+IN_TIME: Final = "w.enqueued_ms >= $11 and w.enqueued_ms < $12"
+HISTORY: Final = _CHUNK.replace("{measured_wanted}", IN_TIME).replace("{wanted}", IN_TIME)
 SENT: Final = {True: "null::bytea", False: "int8send(coalesce(sequence, 0))"}
 """In ACTIVE the number follows from the position; elsewhere it is beside the row."""

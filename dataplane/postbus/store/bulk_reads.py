@@ -8,6 +8,8 @@ not. Called through the journal by the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import asyncpg
@@ -62,11 +64,9 @@ class Columns(NamedTuple):
 
 def next_limit(limit: int, read: Columns) -> int:
     """Return how many rows the chunk after one may have: few are measured and not read."""
-    if read.row_count >= limit:
-        return min(2 * limit, MAX_CHUNK_ROWS)
-    if len(read.envelopes) + len(read.properties) + len(read.bodies) >= CHUNK_BYTES:
-        return 2 * read.row_count
-    return limit  # the block has ended
+    most = min(2 * limit, MAX_CHUNK_ROWS)
+    size_bytes = len(read.envelopes) + len(read.properties) + len(read.bodies)
+    return min(read.row_count * CHUNK_BYTES // size_bytes + 1, most) if size_bytes else most
 
 
 class BulkReader:
@@ -133,12 +133,13 @@ class BulkReader:
     ) -> Columns:
         """Return the first rows of a block: at most `limit`, and about `CHUNK_BYTES` of them.
 
-        `is_drain`: only messages that the group settles, neither deferred nor settled already.
+        `is_drain`: only messages that the group settles, neither deferred nor settled already;
+        there may be none up to `last_position`. It is 0 when nothing is left.
         """
         sql = CHUNK if sub_queue is SubQueue.ACTIVE else CHUNK_KEPT
         sql = sql.replace("{undrained}", UNDRAINED if is_drain else "")
         async with self._store.bulk() as connection:
-            row = await connection.fetchrow(
+            parts = await connection.fetch(
                 self._sql(sql),
                 block.first,
                 block.end,
@@ -150,16 +151,22 @@ class BulkReader:
                 with_body,
                 group,
             )
-        assert row is not None
-        return _columns(row)
+        count, last_position, low, columns = joined(parts)
+        return Columns(count, last_position, low, *columns)
 
     def _sql(self, sql: str) -> str:
         return sql.replace("{schema}", self._schema)
 
 
-def _columns(row: asyncpg.Record) -> Columns:
-    count, last_position, low, *columns = row.values()
-    return Columns(count, last_position, low, *(column or b"" for column in columns))
+def joined(parts: Sequence[asyncpg.Record]) -> tuple[int, int, int, list[bytes]]:
+    """Return the number of rows of a chunk, its last position, low mark and columns of bytes."""
+    last_position, low, _, *nothing = parts[0]
+    found = sorted((part for part in parts if part["count"]), key=itemgetter("positions"))
+    if not found:
+        return 0, last_position, low, [b""] * len(nothing)
+    columns = zip(*(part[HEAD_FIELDS:] for part in found), strict=True)
+    count = sum(part["count"] for part in found)
+    return count, last_position, low, [b"".join(filter(None, each)) for each in columns]
 
 
 _LOW: Final = """
@@ -199,12 +206,12 @@ select row_key from {schema}.message
 where row_key >= $1 and row_key < $2 and enqueued_ms >= $3
 order by row_key limit 1
 """
+PART_ROWS: Final = 32
+HEAD_FIELDS: Final = 3
+"""What stands in a row of an answer before its columns: last position, low mark, count."""
 CHUNK_OF: Final = """
-with measured as (
-    select m.row_key, m.enqueued_ms, m.envelope, {sequence} as sequence, {more}
-           case when $7::boolean then m.application_properties end as application_properties,
-           case when $8::boolean then m.body end as body,
-           case when $8::boolean then m.body_id end as body_id,
+with measured as materialized (
+    select m.row_key,
            octet_length(m.envelope)
            + case when $7::boolean then coalesce(octet_length(m.application_properties), 0)
                   else 0
@@ -216,55 +223,82 @@ with measured as (
                       where b.body_id = m.body_id
                   )
              end as size_bytes
-    from {rows}
+    from {measured} m
     order by m.row_key
     limit $3
-), page as (
-    select *, sum(size_bytes) over (order by row_key rows unbounded preceding) - size_bytes
-              as bytes_before
+), cut as (
+    select count(*) < $3 and coalesce(sum(size_bytes), 0) <= $4 as is_whole,
+           case when sum(size_bytes) <= $4 * 5 / 4 then max(row_key) else (
+               select max(row_key) from (
+                   select row_key, sum(size_bytes) over (
+                       order by row_key rows unbounded preceding
+                   ) - size_bytes as bytes_before
+                   from measured
+               ) as weighed
+               where bytes_before < $4
+           ) end as last
     from measured
-), chunk as materialized (
-    select row_key, sequence, enqueued_ms, envelope, application_properties, {more_names}
-           case when body_id is null then body
-                else (
-                    select string_agg(b.data, ''::bytea order by b.chunk) from {schema}.body b
-                    where b.body_id = page.body_id
-                )
-           end as body
-    from page
-    where bytes_before < $4
 )
-select count(*) as count, coalesce({last}, 0) as last_position, {low} as low,
-       string_agg(int8send(row_key), ''::bytea) as positions,
-       string_agg({sent_sequence}, ''::bytea) as sequences,
-       string_agg(int8send(enqueued_ms), ''::bytea) as enqueued,
-       string_agg(int4send(octet_length(envelope)), ''::bytea) as envelope_lengths,
-       string_agg(envelope, ''::bytea) as envelopes,
-       string_agg(
-           case when application_properties is null then '\\x00'::bytea else '\\x01'::bytea end,
-           ''::bytea
-       ) as has_properties,
-       string_agg(
-           int4send(coalesce(octet_length(application_properties), 0)), ''::bytea
-       ) as property_lengths,
-       string_agg(application_properties, ''::bytea) as properties,
-       string_agg(
-           case when body is null then '\\x00'::bytea else '\\x01'::bytea end, ''::bytea
-       ) as has_body,
-       string_agg(int4send(coalesce(octet_length(body), 0)), ''::bytea) as body_lengths,
-       string_agg(body, ''::bytea) as bodies {more_sent}
-from chunk
-"""
+select coalesce({last}, 0) as last_position, {low} as low, joined.*
+from cut left join lateral (
+    select part.* from generate_series($1::bigint, cut.last, {part_rows}) as part_of (first)
+    cross join lateral (
+        select count(*) as count,
+               string_agg(int8send(row_key), ''::bytea) as positions,
+               string_agg({sent_sequence}, ''::bytea) as sequences,
+               string_agg(int8send(enqueued_ms), ''::bytea) as enqueued,
+               string_agg(int4send(octet_length(envelope)), ''::bytea) as envelope_lengths,
+               string_agg(envelope, ''::bytea) as envelopes,
+               string_agg(
+                   case when application_properties is null then '\\x00'::bytea
+                        else '\\x01'::bytea
+                   end, ''::bytea
+               ) as has_properties,
+               string_agg(
+                   int4send(coalesce(octet_length(application_properties), 0)), ''::bytea
+               ) as property_lengths,
+               string_agg(application_properties, ''::bytea) as properties,
+               string_agg(
+                   case when body is null then '\\x00'::bytea else '\\x01'::bytea end, ''::bytea
+               ) as has_body,
+               string_agg(int4send(coalesce(octet_length(body), 0)), ''::bytea) as body_lengths,
+               string_agg(body, ''::bytea) as bodies {more_sent}
+        from (
+            select m.row_key, m.enqueued_ms, m.envelope, {sequence} as sequence, {more}
+                   case when $7::boolean then m.application_properties
+                   end as application_properties,
+                   case when not $8::boolean then null
+                        when m.body_id is null then m.body
+                        else (
+                            select string_agg(b.data, ''::bytea order by b.chunk)
+                            from {schema}.body b where b.body_id = m.body_id
+                        )
+                   end as body
+            from {rows}
+            order by m.row_key
+            limit {part_rows}
+        ) as row
+    ) as part
+    where part.count > 0
+) as joined on true
+""".replace("{part_rows}", str(PART_ROWS))
 """Arguments: first key and end, most rows, bytes; $7, $8: with properties, with body. What is in
-braces depends on who reads."""
+braces depends on who reads.
+
+Rows are measured before they are read. A row of the answer has up to `PART_ROWS` messages: values
+of megabytes would make Postgres allocate and free memory of the system for each chunk, half of the
+time of a read."""
+IN_PART: Final = f"""
+    m.row_key >= part_of.first and m.row_key <= least(part_of.first + {PART_ROWS - 1}, cut.last)"""
 _CHUNK: Final = (
     CHUNK_OF.replace(
-        "{rows}", "{schema}.message m where m.row_key >= $1 and m.row_key < $2 {undrained}"
+        "{measured}",
+        "(select * from {schema}.message m where m.row_key >= $1 and m.row_key < $2)",
     )
+    .replace("{rows}", f"{{schema}}.message m where {IN_PART} {{undrained}}")
     .replace("{more}", "")
-    .replace("{more_names}", "")
     .replace("{more_sent}", "")
-    .replace("{last}", "max(row_key)")
+    .replace("{last}", "cut.last")
     .replace("{low}", _LOW)
     .replace("{no}", "$5")
     .replace("{queue}", "$6")

@@ -10,7 +10,6 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from postbus.contract.bulk import PRESENT_COLUMNS, ROW_COLUMNS, ROW_FORMAT, ROW_FORMAT_KEY
@@ -131,10 +130,12 @@ def _values(
     lengths: bytes, values: bytes, is_valid: bytes = b"", kind: pyarrow.DataType | None = None
 ) -> pyarrow.Array:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     count = len(lengths) // 4
-    offsets = array("i", accumulate(_native("i", lengths), initial=0))
-    buffers = [_validity(is_valid, count), pa.py_buffer(offsets), pa.py_buffer(values)]
+    steps = [None, pa.py_buffer(_native("i", bytes(4) + lengths))]
+    offsets = pc.cumulative_sum(pa.Array.from_buffers(pa.int32(), count + 1, steps))
+    buffers = [_validity(is_valid, count), offsets.buffers()[1], pa.py_buffer(values)]
     return pa.Array.from_buffers(kind or pa.binary(), count, buffers)
 
 
