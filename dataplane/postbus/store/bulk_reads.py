@@ -208,7 +208,7 @@ order by row_key limit 1
 """
 PART_ROWS: Final = 32
 HEAD_FIELDS: Final = 3
-"""What stands in a row of an answer before its columns: last position, low mark, count."""
+"""Fields of a row of an answer before its columns: last position, low mark, count."""
 CHUNK_OF: Final = """
 with measured as materialized (
     select m.row_key,

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Final, Protocol
 
 from postbus.broker.backoff import Backoff
@@ -55,14 +56,16 @@ class Home(Protocol):
 
 
 class SentBatch:
-    """A batch that is being sent. `arrived`: messages of its present stage that arrived.
+    """A batch that is being sent. `arrived`: messages of stages in the store that arrived.
 
-    `waits_for`: why nothing arrives at present, "" if something does.
+    `ahead`: the messages of its next stage, if they are read already. `waits_for`: why nothing
+    arrives at present, "" if something does.
     """
 
     def __init__(self, publication: Publication) -> None:
         self.publication = publication
         self.arrived = 0
+        self.ahead: bytes | None = None
         self.waits_for = ""
         self.done = asyncio.Event()
 
@@ -195,14 +198,33 @@ class Publisher:
                 await self.sweep()  # of an entity that cannot be restored
                 await self._sleep(backoff.next_s())
                 continue
-            for stage in stages:
-                batch.arrived = 0
-                await self._send_stage(batch, stage, pace)
-                await self._store.arrived(self._epoch(), stage.stage_no)
+            batch.arrived, batch.ahead = 0, None
+            sent: Stage | None = None
+            for stage, after in zip_longest(stages, stages[1:]):
+                data, batch.ahead = batch.ahead, None
+                if data is None:
+                    data = await self._store.data(stage.stage_no)
+                # While messages are committed, there is time for the stages before and after.
+                await _finish(
+                    self._send_stage(batch, stage, data, pace),
+                    self._read_ahead(batch, after),
+                    self._remove(batch, sent),
+                )
+                sent = stage
                 backoff.reset()
+            await self._remove(batch, sent)
 
-    async def _send_stage(self, batch: SentBatch, stage: Stage, pace: _Pace) -> None:
-        data = await self._store.data(stage.stage_no)
+    async def _read_ahead(self, batch: SentBatch, stage: Stage | None) -> None:
+        """Read the next stage, unless many batches hold one already."""
+        if stage is not None and len(self._batches) <= SENDING_CHUNKS:
+            batch.ahead = await self._store.data(stage.stage_no)
+
+    async def _remove(self, batch: SentBatch, stage: Stage | None) -> None:
+        if stage is not None:
+            await self._store.arrived(self._epoch(), stage.stage_no)
+            batch.arrived -= stage.message_count
+
+    async def _send_stage(self, batch: SentBatch, stage: Stage, data: bytes, pace: _Pace) -> None:
         first = stage.first_number
         for messages in _chunks(split_sequence(data), pace.chunk_messages):
             await pace.wait()
@@ -298,6 +320,13 @@ class _Pace:
         """Note messages; the next ones wait as long as these take at the rate."""
         if self._rate is not None:
             self._free_s = max(self._free_s, self._monotonic_s()) + count / self._rate
+
+
+async def _finish(*parts: Awaitable[None]) -> None:
+    """Await all parts to their end, then raise the error of one that failed."""
+    for each in await asyncio.gather(*parts, return_exceptions=True):
+        if each is not None:
+            raise each
 
 
 def _chunks(messages: Iterable[bytes], most: int) -> Iterator[list[bytes]]:
