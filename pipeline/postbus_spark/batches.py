@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from postbus_spark.decode import Decoder, Place
 from postbus_spark.errors import DataLoss, GroupNotFound, InvalidOption
 from postbus_spark.guard import check_mode, starts_of
-from postbus_spark.limits import divided
 from postbus_spark.offsets import check_offset
 from postbus_spark.options import Options, read_options
 from postbus_spark.rows import RowRange, read_rows
@@ -51,7 +50,7 @@ def row_ranges(options: Options, count: int) -> list[RowRange]:
         return BrowseClient(options).row_ranges(count)
     client = GroupClient(options)
     group, ranges = readable(client, options)
-    return [client.row_range(group, *each) for each in divided(ranges, count)]
+    return client.row_ranges(group, ranges, count)
 
 
 def readable(

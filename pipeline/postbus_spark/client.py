@@ -25,7 +25,7 @@ from postbus.contract.bulk import (
     SettlePlan,
 )
 from postbus_spark.errors import UnknownRows
-from postbus_spark.limits import parts_of
+from postbus_spark.limits import SPLITS, divided, parts_of
 from postbus_spark.offsets import Offset
 from postbus_spark.options import Options, check_grouped
 from postbus_spark.rows import RowRange, bulk_path
@@ -141,8 +141,14 @@ class GroupClient(_Client):
     def offset(self, found: ReadableRanges | ReaderGroup, positions: Mapping[int, int]) -> Offset:
         return Offset(self._options.offset_entity, found.generation, dict(positions))
 
-    def row_range(self, group: ReaderGroup, partition: int, first: int, end: int) -> RowRange:
-        """Return a range as an executor gets it."""
+    def row_ranges(
+        self, group: ReaderGroup, ranges: Mapping[int, tuple[int, int]], count: int
+    ) -> list[RowRange]:
+        """Return about `count` ranges, as executors get them, with about as many messages each."""
+        found = self.ranges(SPLITS).partitions if count > len(ranges) else ()
+        return [self._row_range(group, *each) for each in divided(ranges, count, found)]
+
+    def _row_range(self, group: ReaderGroup, partition: int, first: int, end: int) -> RowRange:
         return RowRange(
             bus=self._bus,
             entity=self._options.entity,

@@ -110,15 +110,43 @@ def _cut(start: int, parts: Sequence[tuple[int, int, int]], room: int) -> int:
     return position
 
 
-def divided(ranges: Mapping[int, tuple[int, int]], count: int) -> list[tuple[int, int, int]]:
-    """Return (partition, first, end) of about `count` tasks, which depend on the ranges only."""
-    total = sum(end - first for first, end in ranges.values())
+def divided(
+    ranges: Mapping[int, tuple[int, int]], count: int, found: Sequence[PartitionRange] = ()
+) -> list[tuple[int, int, int]]:
+    """Return (partition, first, end) of about `count` tasks with about as many messages each.
+
+    `found`: where the messages of partitions lie, of those with gaps between them.
+    """
+    known = {each.partition: each for each in found}
+    parts = {
+        number: _weighed(known.get(number), *span)
+        for number, span in sorted(ranges.items())
+        if span[0] < span[1]
+    }
+    weights = {number: sum(weight for *_, weight in each) for number, each in parts.items()}
+    total = sum(weights.values())
     tasks = []
-    for number, (first, end) in sorted(ranges.items()):
-        width = end - first
-        if not width:
-            continue
-        pieces = min(width, max(1, -(-count * width // total)))
-        bounds = [first + width * piece // pieces for piece in range(pieces + 1)]
+    for number, each in parts.items():
+        first, end = ranges[number]
+        pieces = min(end - first, max(1, -(-count * weights[number] // total)))
+        inner = (_at(each, weights[number] * piece // pieces) for piece in range(1, pieces))
+        bounds = sorted({first, *inner, end})
         tasks += [(number, *pair) for pair in pairwise(bounds)]
     return tasks
+
+
+def _weighed(found: PartitionRange | None, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """Return (first, end, weight) of parts of a range: messages at most, else positions."""
+    parts = [] if found is None else list(_parts(found, start, stop))
+    if any(weight for *_, weight in parts):
+        return parts
+    return [(start, stop, stop - start)]
+
+
+def _at(parts: Sequence[tuple[int, int, int]], wanted: int) -> int:
+    """Return the position before which about this much of the parts' weight lies."""
+    for first, end, weight in parts:
+        if wanted <= weight:
+            return first + (end - first) * wanted // max(weight, 1)
+        wanted -= weight
+    return parts[-1][1]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from postbus_spark.limits import divided
 from postbus_spark.schema import check_schema
 
 if TYPE_CHECKING:
@@ -72,4 +71,4 @@ def tasks(
     count: int,
 ) -> list[InputPartition]:
     """Return the tasks that read ranges."""
-    return [RangePartition(client.row_range(group, *each)) for each in divided(ranges, count)]
+    return [RangePartition(each) for each in client.row_ranges(group, ranges, count)]

@@ -113,6 +113,21 @@ def test_a_few_messages_in_a_wide_range_are_counted_exactly() -> None:
     assert limited_ends({0: 0}, ends, ranges, 2, 0) == {0: 9_000}
 
 
+def test_tasks_have_as_many_messages_each_wherever_the_gaps_are() -> None:
+    """Blocks of other entities lie before this one's and between them."""
+    blocks = [at + number * 100 for at in (10**12, 10**15) for number in range(32)]
+    end = blocks[-1] + 100
+    tasks = divided({0: (0, end)}, 4, [found(0, 0, end, tuple(blocks))])
+    messages = [range(block, block + 100) for block in blocks]
+    sizes = [
+        sum(len(range(max(first, each.start), min(last, each.stop))) for each in messages)
+        for _, first, last in tasks
+    ]
+    assert len(sizes) == 4
+    assert sum(sizes) == 6_400
+    assert all(1_400 <= size <= 1_800 for size in sizes)
+
+
 RANGES = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 
 
@@ -143,14 +158,18 @@ def test_batches_of_dense_ranges_keep_their_limits_and_end(
         st.integers(0, 3), st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1
     ),
     st.integers(1, 20),
+    st.lists(st.integers(0, 100)),
 )
-def test_tasks_cover_a_range_once(drawn: dict[int, tuple[int, int]], count: int) -> None:
+def test_tasks_cover_a_range_once(
+    drawn: dict[int, tuple[int, int]], count: int, splits: list[int]
+) -> None:
     ranges = {number: (first, first + width) for number, (first, width) in drawn.items()}
-    tasks = divided(ranges, count)
+    places = [found(number, 0, 100, tuple(sorted(splits))) for number in ranges]
+    tasks = divided(ranges, count, places if splits else ())
     assert all(first < end for _, first, end in tasks)
     covered = [(number, each) for number, first, end in tasks for each in range(first, end)]
     assert covered == [
         (number, each) for number in sorted(ranges) for each in range(*ranges[number])
     ]
     width = len(covered)
-    assert len(tasks) >= min(count, width) or not width
+    assert len(tasks) >= min(count, width) or splits or not width

@@ -77,7 +77,8 @@ def read_all() -> list[tuple[int, int]]:
 
 
 def wanted(server: BulkServer, end: int = 10) -> RowRange:
-    return GroupClient(OPTIONS).row_range(server.group(), 0, 0, end)
+    [wanted] = GroupClient(OPTIONS).row_ranges(server.group(), {0: (0, end)}, 1)
+    return wanted
 
 
 def test_a_batch_reads_every_row_once_on_one_connection(server: BulkServer) -> None:

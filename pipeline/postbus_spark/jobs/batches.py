@@ -8,6 +8,7 @@ bus refuses to read, and nothing of the batch is written.
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from postbus_spark.options import Options
 
 LOG: Final = logging.getLogger("postbus_spark.jobs")
+
+FILE_ROWS: Final = 16_384
+"""Rows of a batch for each of its files at least, if it has several of a partition and hour."""
+SHUFFLE: Final = re.compile(r"(?<!Broadcast)Exchange")
+"""Operators of a plan behind which a task has rows of other tasks."""
 
 
 class Batches:
@@ -208,14 +214,24 @@ def planned_batch(group: ReaderGroup, options: Options) -> Batch:
 
 def write_table(output: DataFrame, job: TableJob) -> list[StagedFile]:
     """Write the rows of an output by executors; return the files that the driver may commit."""
-    order: list[Column | str] = ["partition"]
-    if job.period_ms is not None:
-        seconds = job.period_ms // 1000
-        order.append(functions.expr(f"unix_seconds(enqueued_time) div {seconds}"))
     tasks = output.sparkSession.sparkContext.defaultParallelism
-    arranged = output.repartition(tasks, *order).sortWithinPartitions(*order, "position")
+    if is_shuffled(output):
+        order: list[Column | str] = ["partition"]
+        if job.period_ms is not None:
+            seconds = job.period_ms // 1000
+            order.append(functions.expr(f"unix_seconds(enqueued_time) div {seconds}"))
+        arranged = output.repartition(tasks, *order).sortWithinPartitions(*order, "position")
+    else:
+        most = sum(end - first for first, end in job.ranges.values())
+        arranged = output.coalesce(max(1, min(tasks, most // FILE_ROWS)))
     written = arranged.mapInArrow(partial(write_files, job), FILE_SCHEMA)
     return [StagedFile(**row.asDict()) for row in written.collect()]
+
+
+def is_shuffled(output: DataFrame) -> bool:
+    """Return whether tasks have other rows than those that read them; else they are in order."""
+    plan = output._jdf.queryExecution().executedPlan().toString()  # PySpark does not show it
+    return SHUFFLE.search(plan) is not None
 
 
 def _is_from(starts: Mapping[int, int]) -> str:

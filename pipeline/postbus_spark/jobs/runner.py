@@ -115,7 +115,12 @@ class Runner:
 
     def _started(self, spark: SparkSession) -> StreamingQuery:
         document = self._document
-        stream = spark.readStream.format("postbus").options(**self._options).load()
+        tasks = spark.sparkContext.defaultParallelism
+        stream = (
+            spark.readStream.format("postbus")
+            .options(**self._options, minPartitions=str(tasks))
+            .load()
+        )
         writer = (
             stream.writeStream.foreachBatch(self._each)
             .queryName(document.metadata.name)
