@@ -1,8 +1,8 @@
 """Conditions of a resource, computed whole by one writer.
 
 A condition whose status stays keeps its `lastTransitionTime`, so that a status that means the same
-is equal, and is not written. Reconciling, Stalled, Drifted, Lagging and DeletionBlocked say that
-something is out of the ordinary: they are present only while they are True, as kstatus expects.
+is equal, and is not written. Those of `ABNORMAL` say that something is out of the ordinary: they
+are present only while they are True, as kstatus expects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from postbus_operator.status import Condition
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
-ABNORMAL: Final = frozenset({"Reconciling", "Stalled", "Drifted", "Lagging", "DeletionBlocked"})
+ABNORMAL: Final = frozenset(
+    {
+        "Reconciling",
+        "Stalled",
+        "Drifted",
+        "Lagging",
+        "Fenced",
+        "DataLoss",
+        "StaleCheckpoint",
+        "DeletionBlocked",
+    }
+)
 """Types that are present only while they are True."""
 
 MAX_MESSAGE: Final = 4_096

@@ -674,6 +674,7 @@ KINDS: Final = (
             Column("Lag", ".status.lagMessages", "integer"),
             Column("Lag (s)", ".status.lagSeconds", "integer"),
             Column("Group", ".status.readerGroup", priority=1),
+            Column("Batch", ".status.lastBatch.number", "integer", 1),
             Column("Suspended", ".spec.suspend", "boolean", 1),
             MESSAGE,
             AGE,

@@ -241,6 +241,12 @@ _PIPELINE: Final = {
     "lagMessages": "Messages that no batch has, 0 while the pipeline keeps up.",
     "lagSeconds": "Age of the first message that is not processed, 0 below ten seconds. Both are"
     " looked at each minute, and shown when they have changed by a tenth.",
+    "lastBatch": "Batch that the bus has planned last. While others follow, it is shown for ten"
+    " minutes; what stands still is shown at the next look.",
+    "lastBatch.number": "Number of its plan, as `postbus groups list` shows it.",
+    "lastBatch.attempts": "Drivers that began it; more than one: it was repeated.",
+    "lastBatch.settled": "Whether all of it is processed.",
+    "lastBatch.time": "Time when it was looked at.",
     "exitCode": "Exit code of the last run, if it failed: 10 asks for a correction, 20 for a"
     " decision about messages, 1 is tried again.",
 }

@@ -143,6 +143,18 @@ class SubscriptionStatus(EntityStatus):
     rule_count: int | None = None
 
 
+class BatchStatus(StatusModel):
+    """A batch that the bus has planned, as it was at `time`.
+
+    `attempts`: drivers that began it. `settled`: all of it is processed.
+    """
+
+    number: Count
+    attempts: int
+    settled: bool
+    time: Time
+
+
 class PipelineStatus(ResourceStatus):
     """`status` of a Pipeline. `readerGroup`: the group on the bus, once it is there."""
 
@@ -150,5 +162,6 @@ class PipelineStatus(ResourceStatus):
     exit_code: int | None = None
     """That of the last run, if it failed."""
 
+    last_batch: BatchStatus | None = None
     lag_messages: Count | None = None
     lag_seconds: Count | None = None

@@ -242,11 +242,15 @@ async def test_a_continuous_pipeline_that_needs_a_decision_ends_until_its_spec_c
         assert words in message(shop)
         assert shop.condition("Pipeline", "prices", "Stalled") == ("True", "DecisionNeeded")
         assert before["exitCode"] == 20
+        stale = partial(shop.condition, "Pipeline", "prices", "StaleCheckpoint")
+        assert stale() == ("True", "StaleCheckpoint")
+        assert words in message(shop, "StaleCheckpoint")
         assert replicas(shop) == 0
         shop.change("Pipeline", "prices", spec={"suspend": True})
         await has(shop, "False", "Suspended")
         shop.change("Pipeline", "prices", spec={"suspend": False})
         await started(shop)
+        assert stale() == ("", "")
         assert replicas(shop) == 1
         assert "exitCode" not in shop.get("Pipeline", "prices")["status"]
 

@@ -34,6 +34,9 @@ def condition(type: str, status: str, reason: str, message: str = "mend it") -> 
         ("OwnerResolved", "False", "NotPermitted"),
         ("StorageReady", "False", "AuthFailed"),
         ("StorageReady", "False", "StoreFull"),
+        ("Fenced", "True", "Fenced"),
+        ("DataLoss", "True", "MessagesDropped"),
+        ("StaleCheckpoint", "True", "BusRestored"),
     ],
 )
 def test_what_only_a_person_ends_is_reported_at_once(type: str, status: str, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,11 +17,12 @@ from postbus_operator.kube.cache import Cache, entities_of
 from postbus_operator.names import MAX_STATEFUL_SET, child_name, pipeline_name, store_name
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import SpecInvalid
+from postbus_operator.pipelines.batches import batch_of
 from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.keys import rights_of, rule_name
 from postbus_operator.pipelines.lag import lag_of, limit_s
 from postbus_operator.pipelines.rivals import check_rivals, document_of, is_group_shared
-from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule
+from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule, trouble_of
 from postbus_operator.pipelines.workloads import Driver, held_for, objects_of
 from tests.operator.objects import entity
 
@@ -299,6 +300,51 @@ def test_what_runs_at_times_lags_only_if_its_spec_says_when(
     assert limit_s(document_of(found).spec) == limit
 
 
+# --- the last batch -----------------------------------------------------------------------------
+
+NOON = datetime(2026, 11, 27, 12, tzinfo=UTC)
+
+
+def planned(number: int, *, attempts: int = 1, is_settled: bool = True) -> ReaderGroupDescription:
+    batch = {"plan_number": number, "attempts": attempts, "is_settled": is_settled}
+    return group(0).model_copy(update=batch)
+
+
+def test_a_group_without_a_plan_has_no_batch() -> None:
+    assert batch_of(planned(0, attempts=0), None, NOON) is None
+
+
+def test_batches_that_follow_each_other_are_shown_after_a_pause() -> None:
+    first = batch_of(planned(7), None, NOON)
+    assert first is not None
+    assert (first.number, first.settled, first.time) == (7, True, "2026-11-27T12:00:00Z")
+    assert batch_of(planned(7), first, NOON + timedelta(hours=1)) is first
+    soon, later = (NOON + timedelta(minutes=each) for each in (9, 10))
+    assert batch_of(planned(500, is_settled=False), first, soon) is first
+    shown = batch_of(planned(600, is_settled=False), first, later)
+    assert shown is not None
+    assert (shown.number, shown.settled, shown.time) == (600, False, "2026-11-27T12:10:00Z")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (planned(7, is_settled=False), planned(7)),
+        (planned(7), planned(8, attempts=2, is_settled=False)),
+        (planned(7, attempts=2, is_settled=False), planned(8)),
+        (planned(7), planned(1)),
+    ],
+    ids=["settled", "begun again", "recovered", "group made again"],
+)
+def test_a_batch_that_stood_still_is_shown_at_once(
+    before: ReaderGroupDescription, after: ReaderGroupDescription
+) -> None:
+    shown = batch_of(after, batch_of(before, None, NOON), NOON + timedelta(seconds=1))
+    assert shown is not None
+    assert (shown.number, shown.attempts) == (after.plan_number, after.attempts)
+    assert (shown.settled, shown.time) == (after.is_settled, "2026-11-27T12:00:01Z")
+
+
 # --- pods ---------------------------------------------------------------------------------------
 
 
@@ -371,6 +417,44 @@ def test_an_image_that_is_missing_is_named_with_its_field() -> None:
     found = run_of(stateful_set(), [pod(image="postbus-pipeline:1", state=waiting)])
     assert found.reason == "PodNotStarting"
     assert "runtime.image" in found.message
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "condition"),
+    [
+        (1, "Fenced", ("Fenced", "Fenced")),
+        (20, "DataLoss", ("DataLoss", "DataLoss")),
+        (20, "StaleCheckpoint", ("StaleCheckpoint", "StaleCheckpoint")),
+        (20, "BusRestored", ("StaleCheckpoint", "BusRestored")),
+        (20, "Poison", None),
+        (10, "InvalidPipeline", None),
+    ],
+)
+def test_the_error_of_a_run_is_a_condition_of_its_own_until_another_run_is_ready(
+    code: int, error: str, condition: tuple[str, str] | None
+) -> None:
+    run = run_of(stateful_set(), [pod(state=ended(code, f"{error}: DataLoss: what happened"))])
+    assert trouble_of(run, has_lost_messages=False) == condition
+    ready = run_of(stateful_set(readyReplicas=1, availableReplicas=1), [])
+    assert trouble_of(ready, has_lost_messages=False) is None
+    assert trouble_of(ready, has_lost_messages=True) == ("DataLoss", "MessagesDropped")
+
+
+def test_a_condition_for_what_ended_a_run_goes_with_the_next_run() -> None:
+    def types(status: Json, said: str, found: Any) -> Json:
+        made = Resource.from_object("Pipeline", pipeline() | {"status": status})
+        draft = PipelineDraft(made, NOON)
+        draft.note_trouble(said, found)
+        outcome = draft.outcome()
+        assert outcome.status is not None
+        return outcome.status.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+    run = run_of(stateful_set(), [pod(state=ended(20, "DataLoss: messages are gone"))])
+    shown = types({}, run.message, trouble_of(run, has_lost_messages=False))
+    [condition] = shown["conditions"]
+    assert (condition["type"], condition["status"]) == ("DataLoss", "True")
+    assert "messages are gone" in condition["message"]
+    assert types(shown, "", None)["conditions"] == []
 
 
 # --- schedules ----------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
+from postbus.contract.control_groups import ReaderGroupDescription
 from postbus_operator.bus.count_changes import has_moved
 from postbus_operator.conditions import Conditions, ConditionStatus
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import Event, Outcome
+from postbus_operator.pipelines.batches import batch_of, shown_batch
 from postbus_operator.pipelines.lag import Lag, shown_lag
+from postbus_operator.pipelines.runs import MESSAGES_DROPPED, TROUBLES, Trouble
 from postbus_operator.status import Binding, PipelineStatus
 
 WAITING_RETRY_S: Final = 30.0
@@ -25,6 +28,8 @@ class PipelineDraft:
         self.exit_code: int | None = None
         self.binding: str | None = status.get("binding", {}).get("name")
         self._lag = shown_lag(status)
+        self._batch = shown_batch(status)
+        self._now = now
         self._resource = resource
         self._conditions = Conditions(status.get("conditions", ()), resource.generation, now)
         self._conditions.keep_former()
@@ -34,6 +39,19 @@ class PipelineDraft:
     def set(self, type: str, status: ConditionStatus, reason: str, message: str) -> None:
         """Set a condition; the last one of a type counts."""
         self._conditions.set(type, status, reason, message)
+
+    def note_trouble(self, said: str, found: Trouble | None) -> None:
+        """Set the condition for what ended a run, whose message is `said`, and no other of them."""
+        for type in set(TROUBLES.values()):
+            self.set(type, "False", "Unknown", "")
+        if found is not None:
+            lost = "the bus has dropped messages that the reader group has not read: reset it"
+            message = lost if found.reason == MESSAGES_DROPPED else said
+            self.set(found.type, "True", found.reason, message)
+
+    def note_batch(self, group: ReaderGroupDescription) -> None:
+        """Note the last batch of the reader group."""
+        self._batch = batch_of(group, self._batch, self._now)
 
     def note_lag(self, found: Lag, limit_s: float | None) -> None:
         """Note how far the reader group is behind; `limit_s`: from there on it lags.
@@ -82,6 +100,7 @@ class PipelineDraft:
             binding=None if self.binding is None else Binding(name=self.binding),
             reader_group=self.reader_group,
             exit_code=self.exit_code,
+            last_batch=self._batch,
             lag_messages=None if self._lag is None else self._lag.messages,
             lag_seconds=None if self._lag is None else self._lag.seconds,
         )

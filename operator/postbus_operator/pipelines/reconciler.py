@@ -41,6 +41,7 @@ from postbus_operator.pipelines.runs import (
     is_steady,
     run_of,
     run_of_schedule,
+    trouble_of,
 )
 from postbus_operator.pipelines.workloads import Driver, held_for, objects_of, runs
 from postbus_operator.redaction import redacted
@@ -85,6 +86,8 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     lag = None if group is None else lag_of(group)
     if lag is not None:
         draft.note_lag(lag, limit_s(document.spec))
+    if group is not None:
+        draft.note_batch(group)
     # Noted first: otherwise a deletion would not look for what a lost look has made.
     if kind is None and draft.binding is None:
         draft.binding = pipeline_name(resource.key.name)
@@ -101,6 +104,8 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     draft.set("SecretsSynced", *keys.condition)
     draft.binding = keys.binding.name
     run = await _run(context, resource, document, draft)
+    has_lost = group is not None and group.has_lost_messages
+    draft.note_trouble(run.message, trouble_of(run, has_lost_messages=bool(has_lost)))
     # Pods are not watched: that one does not start shows in no workload.
     is_starting = run.is_starting or run.also == "Reconciling"
     pauses = (keys.retry_s, STARTING_RETRY_S if is_starting else None, session.next_groups_s())

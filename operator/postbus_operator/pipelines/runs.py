@@ -5,6 +5,7 @@ Exit codes are those of `postbus-pipeline` (docs/guides/pipelines.md).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +34,27 @@ class Run(NamedTuple):
     exit_code: int | None = None
     is_starting: bool = False
 
+
+class Trouble(NamedTuple):
+    """A condition of its own for what ended a run."""
+
+    type: str
+    reason: str
+
+
+TROUBLES: Final = {
+    "Fenced": "Fenced",
+    "DataLoss": "DataLoss",
+    "StaleCheckpoint": "StaleCheckpoint",
+    "BusRestored": "StaleCheckpoint",
+    "EntityRecreated": "StaleCheckpoint",
+    "InvalidOffset": "StaleCheckpoint",
+}
+"""Conditions by the name of the error: each asks for another way out."""
+
+MESSAGES_DROPPED: Final = "MessagesDropped"
+
+_ERROR: Final = re.compile(r"^the last run ended with exit code \d+: (\w+): ")
 
 DECISION: Final = 20
 """Exit code after which nothing but a decision about messages helps."""
@@ -76,6 +98,19 @@ def run_of(workload: Json, pods: Iterable[Json], *, is_repeated: bool = False) -
     if is_job and workload.get("status", {}).get("active"):
         return Run("False", "Running", "the run has not ended yet", "Reconciling")
     return Run("False", "Starting", "the pod starts", "Reconciling")
+
+
+def trouble_of(run: Run, *, has_lost_messages: bool) -> Trouble | None:
+    """Return the condition beside Ready that says what ended the last run; None: it needs none.
+
+    `has_lost_messages`: the bus has dropped some that the reader group has not read.
+    """
+    if has_lost_messages:
+        return Trouble("DataLoss", MESSAGES_DROPPED)
+    found = _ERROR.match(run.message)
+    if found is None or found[1] not in TROUBLES:
+        return None
+    return Trouble(TROUBLES[found[1]], found[1])
 
 
 # --- schedules ----------------------------------------------------------------------------------

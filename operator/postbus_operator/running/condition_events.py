@@ -85,6 +85,8 @@ def _seconds_left(condition: Condition, now: datetime) -> float | None:
                 return 0.0
         case ("PartitionsReady", "False") if condition.reason == NOT_STARTING:
             pass
+        case ("Fenced" | "DataLoss" | "StaleCheckpoint", "True"):
+            return 0.0
         case ("DeletionBlocked", "True"):
             pass
         case _:
