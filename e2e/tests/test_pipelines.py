@@ -59,7 +59,9 @@ print(json.dumps(table[sys.argv[2]].to_pylist()))
 @pytest.fixture(scope="module")
 def bus(operator: None) -> Iterator[Bus]:
     """The bus of the example, a claim, and a pod that reads it."""
-    with _shop("pipelines", "orders", "live", "copies", "wrong", "first", "second") as bus:
+    with _shop(
+        "pipelines", "orders", "live", "copies", "wrong", "spread", "first", "second"
+    ) as bus:
         yield bus
 
 
@@ -336,6 +338,77 @@ def test_a_deleted_pipeline_leaves_its_queue_to_receivers(live: Pipeline) -> Non
     assert live.bus.texts(live.name, 1) == ["for a receiver"]
     copies = [json.loads(text)["number"] for text in live.bus.texts("copies", live.sent)]
     assert sorted(copies) == list(range(live.sent))
+
+
+# --- executors ----------------------------------------------------------------------------------
+
+EXECUTORS: Final = {
+    "cores": 1,
+    "executors": 2,
+    "executor": {"cores": 1, "coreRequest": "50m", "memory": "1Gi"},
+}
+ENDS: Final = {
+    "deleted": ["delete", "pod", "{}", "--wait=false"],
+    "killed": ["delete", "pod", "{}", "--grace-period=0", "--force"],
+    "ended by itself": ["exec", "{}", "--", "kill", "1"],
+}
+"""Ways in which executors end, with their commands."""
+
+
+def executors(made: Pipeline) -> dict[str, Any]:
+    """Return the pods of executors that run and are not about to end, by name."""
+    label = f"postbus.dev/pipeline={made.name}-pipeline,app.kubernetes.io/component=executor"
+    found = json.loads(made.space.kubectl("get", "pods", "--selector", label, "--output=json"))
+    return {
+        each["metadata"]["name"]: each
+        for each in found["items"]
+        if each["status"]["phase"] == "Running" and "deletionTimestamp" not in each["metadata"]
+    }
+
+
+def wait_replaced(made: Pipeline, former: str) -> None:
+    """Wait until both executors run, without a former one."""
+
+    def is_replaced(found: dict[str, Any]) -> bool:
+        return len(found) == 2 and former not in found
+
+    wait_for(lambda: executors(made), is_replaced, NEXT_ROW_S)
+
+
+@pytest.mark.slow
+def test_executors_and_drivers_that_end_under_load_leave_each_message_once(bus: Bus) -> None:
+    """The queue has one partition: tasks of several batches go to either executor."""
+    began = time.monotonic()
+    made = Pipeline(bus, "spread", runtime=EXECUTORS)
+    made.send()
+    assert made.wait_rows(1) == [0]
+    record(
+        "pipeline with executors applied to its first row", time.monotonic() - began, FIRST_ROW_S
+    )
+    pods = wait_for(lambda: executors(made), lambda found: len(found) == 2, NEXT_ROW_S)
+    for name, pod in pods.items():
+        [owner] = pod["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("Pod", made.uid())
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        shown = made.space.kubectl("exec", name, "--", "ls", "/etc/postbus/connection")
+        assert shown.split() == ["ca.crt"]
+    with made.under_load():
+        for way, command in ENDS.items():
+            began, former = time.monotonic(), min(executors(made))
+            made.space.kubectl(*(each.format(former) for each in command))
+            wait_replaced(made, former)
+            made.wait_rows(made.sent + 1)
+            record(f"executor {way} to rows of the next", time.monotonic() - began, NEXT_ROW_S)
+        driver, its_executors = made.uid(), set(executors(made))
+        made.space.kubectl("delete", made.pod, "--grace-period=0", "--force")
+        made.wait_other_pod(driver)
+        wait_for(lambda: executors(made), its_executors.isdisjoint, NEXT_ROW_S)
+        made.wait_rows(made.sent + 1)
+    made.check()
+    batch = made.space.get(made.reference)["status"]["lastBatch"]
+    assert batch["number"] > 0
+    record("running pipeline with executors deleted", made.delete(), DELETED_S)
+    wait_for(lambda: executors(made), lambda found: not found)
 
 
 @pytest.mark.slow

@@ -536,6 +536,12 @@ PIPELINE_RULES: Final = (
         f"memory must be at least {LEAST_MEMORY_MIB // 1_024}Gi",
         "memory",
     ),
+    Rule(
+        "spec.runtime.executor",
+        f"quantity(self.memory).compareTo(quantity('{LEAST_MEMORY_MIB}Mi')) >= 0",
+        f"memory must be at least {LEAST_MEMORY_MIB // 1_024}Gi",
+        "memory",
+    ),
 )
 
 

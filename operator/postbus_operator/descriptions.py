@@ -228,10 +228,15 @@ _PIPELINE: Final = {
     "suspend": "No pod runs; the reader group stays.",
     "runtime": "The pod.",
     "runtime.cores": "Cores of Spark, and the request of the pod.",
-    "runtime.memory": "Memory of the pod; a third of it is the heap of Java.",
+    "runtime.memory": "Memory of the pod; a third of it, at least 512 MiB, is the heap of Java.",
     "runtime.image": "Image of the pod, such as one with the module of a function; by default that"
     " of the operator's release.",
-    "volumes": "Volumes of the pod.",
+    "runtime.executors": "Pods beside this one that read, transform and write. 0: this one does.",
+    "runtime.executor": "Each of these pods.",
+    "executor.cores": "Tasks at a time.",
+    "executor.coreRequest": "Cores that its node reserves, such as 500m; by default as many.",
+    "executor.memory": "Memory of the pod, divided as that of the first one.",
+    "volumes": "Volumes of the pods.",
     "volumes[].claimName": "PersistentVolumeClaim in the cluster namespace of the resource.",
     "volumes[].mountPath": "Its folder in the pod.",
     "maxLag": "Age of the first message that is not processed, from which the condition Lagging is"

@@ -45,6 +45,12 @@ class Settings(BaseSettings):
     pipeline_image: str = f"postbus-pipeline:{postbus.__version__}"
     """Image of pipelines, for a Pipeline that names none. Default: that of this version."""
 
+    driver_role: str = Field(
+        "ClusterRole/postbus-operator-driver", pattern=r"^(ClusterRole|Role)/[a-z0-9.-]+$"
+    )
+    """Kind and name of the role with which drivers of pipelines make executors. Default:
+    ClusterRole/postbus-operator-driver."""
+
     image_pull_policy: Literal["IfNotPresent", "Never"] = "IfNotPresent"
     """Whether nodes may pull these images. Default: those that a node lacks."""
 

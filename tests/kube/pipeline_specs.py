@@ -113,6 +113,10 @@ REFUSED_PIPELINES: Final = [
     ({"runtime": {"memory": "1023Mi"}}, "memory must be at least 1Gi"),
     ({"runtime": {"memory": "2G"}}, "should match"),
     ({"runtime": {"cores": 0}}, "greater than or equal to 1"),
+    ({"runtime": {"executors": 101}}, "less than or equal to 100"),
+    ({"runtime": {"executor": {"memory": "512Mi"}}}, "memory must be at least 1Gi"),
+    ({"runtime": {"executor": {"cores": 0}}}, "greater than or equal to 1"),
+    ({"runtime": {"executor": {"coreRequest": "0.5"}}}, "should match"),
     ({"operatorSpec": {"deletionPolicy": "DeleteIfEmpty"}}, "supported values"),
     ({"operatorSpec": {"maxLag": "PT59S"}}, "must be between PT1M and P90D"),
 ]
@@ -145,6 +149,8 @@ ACCEPTED_PIPELINES: Final[list[Spec]] = [
     {"trigger": {"continuous": "PT0.1S"}, "suspend": True},
     {"trigger": {"schedule": "*/5 6-18 * * MON-FRI"}},
     {"runtime": {"cores": 8, "memory": "1536Mi", "image": "shop/pricing:7"}},
+    {"runtime": {"executors": 2, "executor": {"cores": 4, "coreRequest": "3500m"}}},
+    {"runtime": {"executors": 100, "executor": {"coreRequest": "1", "memory": "64Gi"}}},
     {"operatorSpec": {"deletionPolicy": "Retain", "maxLag": "PT1M"}},
 ]
 

@@ -16,6 +16,7 @@ from postbus_operator.kube.resource_types import (
     EVENTS,
     PODS,
     RESOURCES,
+    ROLE_BINDINGS,
 )
 from tests.kube.api_server import OPERATOR, ROOT, ApiError, ApiServer
 from tests.kube.conftest import CRDS, DEFINITIONS
@@ -255,6 +256,7 @@ def test_no_rule_has_a_wildcard(values: Values) -> None:
         for verb in rule["verbs"]:
             assert verb in {
                 "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection",
+                "bind",
             }, name  # fmt: skip
 
 
@@ -369,6 +371,7 @@ def test_rights_are_for_the_types_that_the_operator_knows() -> None:
     watched.add((CLUSTER_NAMESPACES.group, CLUSTER_NAMESPACES.plural))
     other = {(group, f"{plural}/status") for group, plural in kinds}
     other |= {(EVENTS.group, EVENTS.plural), (PODS.group, PODS.plural)}
+    other.add((ROLE_BINDINGS.group, "clusterroles"))
     assert granted.keys() == watched | other
     assert all(granted[each] >= {"list", "watch"} for each in watched)
 
@@ -390,6 +393,7 @@ def test_roles_of_people_are_aggregated_and_the_operators_are_not() -> None:
     start = "rbac.authorization.k8s.io/aggregate-to-"
     assert labels == {
         "postbus-operator": set(),
+        "postbus-operator-driver": set(),
         "postbus-operator-view": {f"{start}view"},
         "postbus-operator-edit": {f"{start}edit"},
         "postbus-operator-admin": {f"{start}admin"},
@@ -398,8 +402,36 @@ def test_roles_of_people_are_aggregated_and_the_operators_are_not() -> None:
     binding = one(rendered(), "ClusterRole", "postbus-operator-servicebinding")
     assert binding["metadata"]["labels"]["servicebinding.io/controller"] == "true"
     assert of_kind(rendered({"rbac": {"aggregate": False}}), "ClusterRole") == [
-        one(rendered(), "ClusterRole", "postbus-operator")
+        one(rendered(), "ClusterRole", name)
+        for name in ("postbus-operator", "postbus-operator-driver")
     ]
+
+
+@every_example
+def test_the_operator_binds_the_role_of_drivers_and_no_other(values: Values) -> None:
+    """Drivers make pods with it, in their own cluster namespace."""
+    made = rendered(values)
+    bound = [
+        (resource, name)
+        for _, rule in rules(made)
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [None])
+        if "bind" in rule["verbs"]
+    ]
+    roles = [
+        each
+        for each in (*of_kind(made, "ClusterRole"), *of_kind(made, "Role"))
+        if each["metadata"]["name"].endswith("-driver")
+    ]
+    assert {(f"{each['kind'].lower()}s", each["metadata"]["name"]) for each in roles} == set(bound)
+    verbs = ["get", "list", "watch", "create", "delete", "deletecollection"]
+    for each in roles:
+        assert each["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}]
+    for each in of_kind(made, "Deployment"):
+        [container] = each["spec"]["template"]["spec"]["containers"]
+        environment = {item["name"]: item.get("value") for item in container["env"]}
+        names = {f"{role['kind']}/{role['metadata']['name']}" for role in roles}
+        assert {environment["POSTBUS_OPERATOR_DRIVER_ROLE"]} == names or not names
 
 
 def test_operators_of_two_namespaces_share_no_object() -> None:
@@ -568,7 +600,10 @@ def test_release_changes_its_scope_and_leaves_nothing(server: ApiServer) -> None
     assert "postbus-operator" in names_of(server, f"{roles}/clusterroles")
     release(server, "upgrade", "charts/postbus", values=SCOPED)
     assert "postbus-operator" not in names_of(server, f"{roles}/clusterroles")
-    assert names_of(server, f"{roles}/namespaces/team-a/roles") == {"postbus-operator"}
+    assert names_of(server, f"{roles}/namespaces/team-a/roles") == {
+        "postbus-operator",
+        "postbus-operator-driver",
+    }
     release(server, "uninstall")
     for path in (
         f"{roles}/clusterroles",

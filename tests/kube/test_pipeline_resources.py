@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import copy
 import itertools
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,12 +22,15 @@ from postbus.process.embedded import EmbeddedPostgres
 from postbus_operator.bus.access import open_sessions
 from postbus_operator.entities.reconciler import reconcile_entity
 from postbus_operator.kube.resource_types import (
+    CLUSTER_NAMESPACES,
     CONFIG_MAPS,
     CRON_JOBS,
     JOBS,
     PODS,
     RESOURCES,
+    ROLE_BINDINGS,
     SECRETS,
+    SERVICE_ACCOUNTS,
     STATEFUL_SETS,
     ResourceType,
 )
@@ -192,6 +196,45 @@ async def test_the_pod_is_restricted_and_has_a_key_that_is_mounted(
     assert connection.startswith(f"Endpoint=sb://bus.{shop.name}.svc.cluster.local/;")
     assert "EntityPath" not in connection
     assert connection.partition("SharedAccessKey=")[2] not in str(stateful_set)
+
+
+async def test_only_a_driver_with_executors_has_rights_on_the_api_server(
+    configuration: Configuration, shop: Shop
+) -> None:
+    """The role is the chart's; here the operator may bind every one."""
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop)
+        await started(shop)
+        for type in (SERVICE_ACCOUNTS, ROLE_BINDINGS):
+            assert is_gone(shop, type, NAME)
+        executor = {"cores": 2, "coreRequest": "500m", "memory": "1536Mi"}
+        runtime = {"cores": 1, "executors": 3, "executor": executor}
+        shop.change("Pipeline", "prices", spec={"runtime": runtime})
+        pod = lambda: found(shop, STATEFUL_SETS)["spec"]["template"]["spec"]  # noqa: E731
+        await eventually(lambda: pod().get("serviceAccountName") == NAME)
+        said = "if executors can mount lake on"
+        await eventually(lambda: said in message(shop, "Valid"))
+        binding = found(shop, ROLE_BINDINGS)
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": NAME, "namespace": shop.name}
+        ]
+        assert binding["roleRef"]["name"] == "postbus-operator-driver"
+        assert found(shop, SERVICE_ACCOUNTS)["automountServiceAccountToken"] is False
+        assert pod()["automountServiceAccountToken"] is True
+        template = json.loads(found(shop, CONFIG_MAPS)["data"]["executor.yaml"])
+        restricted = {"metadata": {"name": "exec-1", **template["metadata"]}}
+        place = f"{PODS.path(shop.name)}?dryRun=All"
+        label = {"pod-security.kubernetes.io/enforce": "restricted"}
+        path = CLUSTER_NAMESPACES.path(None, shop.name)
+        shop.server.request("PATCH", path, {"metadata": {"labels": label}}, MERGE)
+        shop.server.request("POST", place, template | restricted)
+
+        shop.change("Pipeline", "prices", spec={"runtime": {"executors": 0}})
+        await eventually(lambda: is_gone(shop, ROLE_BINDINGS, NAME))
+        await eventually(lambda: is_gone(shop, SERVICE_ACCOUNTS, NAME))
+        assert pod()["automountServiceAccountToken"] is False
+        assert "executor.yaml" not in found(shop, CONFIG_MAPS)["data"]
 
 
 @pytest.mark.parametrize(

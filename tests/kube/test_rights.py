@@ -73,6 +73,18 @@ UNUSED: Final[dict[str, set[Grant]]] = {
         for each in ("jobs", "cronjobs")
         for verb in ("get", "create", "patch", "delete")
     },
+    "pipelines with executors": {
+        ("bind", "rbac.authorization.k8s.io", "clusterroles"),
+        ("bind", "rbac.authorization.k8s.io", "roles"),
+        *(
+            (verb, group, each)
+            for group, each in (
+                ("", "serviceaccounts"),
+                ("rbac.authorization.k8s.io", "rolebindings"),
+            )
+            for verb in ("get", "create", "patch", "delete")
+        ),
+    },
 }
 """Rights for what does not happen here, or not always."""
 

@@ -23,7 +23,7 @@ from postbus_operator.pipelines.keys import rights_of, rule_name
 from postbus_operator.pipelines.lag import lag_of, limit_s
 from postbus_operator.pipelines.rivals import check_rivals, document_of, is_group_shared
 from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule, trouble_of
-from postbus_operator.pipelines.workloads import Driver, held_for, objects_of
+from postbus_operator.pipelines.workloads import Driver, held_for, labels_of, objects_of
 from tests.operator.objects import entity
 
 Json = dict[str, Any]
@@ -154,6 +154,94 @@ def test_a_pipeline_that_waits_for_a_decision_has_no_pods_for_this_spec() -> Non
     assert held_for(again, resource()) is None
     assert held_for(None, resource()) is None
     assert held_for(held, replace(resource(), generation=2)) is None
+
+
+def test_the_heap_of_a_small_pod_is_what_spark_needs() -> None:
+    for memory, heap in (("1Gi", 512), ("1536Mi", 512), ("6Gi", 2_048)):
+        [_, found] = objects(resource(runtime={"memory": memory}))
+        [container] = found["spec"]["template"]["spec"]["containers"]
+        arguments = environment(container)["PYSPARK_SUBMIT_ARGS"]
+        assert f"--driver-memory {heap}m " in arguments
+
+
+def environment(container: Json) -> Json:
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+def with_executors(**fields: Any) -> tuple[list[Json], Json]:
+    """Return objects of a pipeline with executors, and the template of their pods."""
+    executor = {"cores": 2, "memory": "1536Mi"}
+    found = resource(runtime={"cores": 1, "executors": 3, "executor": executor}, **fields)
+    keys = {"connectionString": "digest", "ca.crt": "digest"}
+    made = objects_of(Driver(found, document_of(found), "i", "Never", keys, role="Role/drivers"))
+    [document] = [each for each in made if each["kind"] == "ConfigMap"]
+    return made, json.loads(document["data"]["executor.yaml"])
+
+
+def test_executors_get_the_memory_and_cores_that_the_document_says() -> None:
+    made, _ = with_executors()
+    [container] = made[-1]["spec"]["template"]["spec"]["containers"]
+    shown = environment(container)
+    arguments = shown["PYSPARK_SUBMIT_ARGS"]
+    assert arguments.startswith("--master k8s://https://kubernetes.default.svc --driver-memory ")
+    for name, value in {
+        "executor.instances": "3",
+        "executor.cores": "2",
+        "executor.memory": "512m",
+        "executor.memoryOverhead": "1024m",
+        "kubernetes.executor.request.cores": "2",
+        "driver.host": "$(POD_IP)",
+        "authenticate": "true",
+    }.items():
+        assert f"--conf spark.{name}={value} " in arguments
+    names = [each["name"] for each in container["env"]]
+    assert names.index("POD_IP") < names.index("PYSPARK_SUBMIT_ARGS")
+    assert shown["SPARK_LOCAL_IP"] == "$(POD_IP)"
+
+
+@pytest.mark.parametrize("trigger", [{"continuous": "PT1S"}, {"schedule": "0 * * * *"}])
+def test_a_driver_has_the_token_and_its_executors_have_neither_token_nor_key(trigger: Json) -> None:
+    made, template = with_executors(trigger=trigger)
+    account, binding, _, workload = made
+    assert (account["kind"], binding["kind"]) == ("ServiceAccount", "RoleBinding")
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "drivers",
+    }  # fmt: skip
+    run = workload["spec"].get("jobTemplate", workload)
+    pod = run["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    assert pod["automountServiceAccountToken"] is True
+    assert template["spec"]["automountServiceAccountToken"] is False
+    [connection] = [each for each in template["spec"]["volumes"] if "secret" in each]
+    assert connection["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    [executor] = template["spec"]["containers"]
+    assert environment(executor)["SSL_CERT_FILE"] == "/etc/postbus/connection/ca.crt"
+    assert not labels_of(resource()).items() <= template["metadata"]["labels"].items()
+
+
+def test_executors_have_the_volumes_of_the_document_and_a_local_folder() -> None:
+    for volumes, mounted in (
+        ([LAKE], {"/lake", "/tmp"}),
+        ([LAKE | {"mountPath": "/tmp"}], {"/tmp"}),
+    ):
+        _, template = with_executors(volumes=volumes, checkpoint={"path": "/notes"})
+        [container] = template["spec"]["containers"]
+        mounts = container["volumeMounts"]
+        assert {each["mountPath"] for each in mounts if not each.get("readOnly")} == mounted
+        assert {each["name"] for each in mounts} == {
+            each["name"] for each in template["spec"]["volumes"]
+        }
+        # Spark would mount another volume there.
+        [local] = [each["name"] for each in mounts if each["mountPath"] == "/tmp"]
+        assert local == "spark-local-dir-1"
+
+
+def test_a_pipeline_without_executors_has_no_account() -> None:
+    made = objects(resource())
+    assert [each["kind"] for each in made] == ["ConfigMap", "StatefulSet"]
+    pod = made[-1]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,21 @@ def test_explain_begins_with_the_trigger(tmp_path: Path, trigger: str, line: str
     assert next(explained(read_pipeline(file), {})) == line
 
 
+def test_explain_names_the_claims_that_executors_share(tmp_path: Path) -> None:
+    """The claim of the checkpoint alone is the driver's."""
+    file = tmp_path / "pipeline.yaml"
+    claims = {"lake": "/lake", "notes": "/checkpoints"}
+    volumes = [{"claimName": name, "mountPath": path} for name, path in claims.items()]
+    text = f"{GOOD}  volumes: {volumes}\n"
+    file.write_text(f"{text}  runtime: {{executors: 3}}\n")
+    assert list(explained(read_pipeline(file), {}))[-2:] == [
+        "On Kubernetes 3 executors do the work.",
+        "They and the driver must be able to mount lake on each node.",
+    ]
+    file.write_text(text)
+    assert "Kubernetes" not in "\n".join(explained(read_pipeline(file), {}))
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 

@@ -94,6 +94,18 @@ imagePullSecrets:
 - apiGroups: [batch]
   resources: [jobs, cronjobs]
   verbs: [get, list, watch, create, patch, delete]
+# A pipeline with executors: the account of its driver, and the binding to the role of drivers, which is the
+# only one that can be bound.
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [{{ eq .Values.rbac.scope "namespace" | ternary "roles" "clusterroles" }}]
+  resourceNames: [{{ include "postbus.fullname" . }}-driver]
+  verbs: [bind]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
@@ -121,6 +133,13 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
+{{- /* Rights of a pipeline's driver that has executors, in its own cluster namespace. */ -}}
+{{- define "postbus.driverRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete, deletecollection]
+{{- end -}}
+
 {{- /* The token of the ServiceAccount, as the kubelet would mount it: it expires after an hour. */ -}}
 {{- define "postbus.tokenVolume" -}}
 - name: token
@@ -143,6 +162,8 @@ imagePullSecrets:
   value: {{ include "postbus.storeImage" . }}
 - name: POSTBUS_OPERATOR_PIPELINE_IMAGE
   value: {{ include "postbus.pipelineImage" . }}
+- name: POSTBUS_OPERATOR_DRIVER_ROLE
+  value: {{ eq .Values.rbac.scope "namespace" | ternary "Role" "ClusterRole" }}/{{ include "postbus.fullname" . }}-driver
 - name: POSTBUS_OPERATOR_IMAGE_PULL_POLICY
   value: {{ .Values.image.pullPolicy }}
 - name: POSTBUS_OPERATOR_NAMESPACES

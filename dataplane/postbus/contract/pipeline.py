@@ -35,6 +35,8 @@ MAX_LOOKUPS: Final = 20
 DEFAULT_ATTEMPTS: Final = 5
 """Our choice: enough for a lake that is full for some minutes, when a supervisor restarts."""
 
+MAX_EXECUTORS: Final = 100
+
 LEAST_MEMORY_MIB: Final = 1_024
 """A driver that waits needs about 700 MiB: the JVM, Python, and a worker of Python."""
 
@@ -315,21 +317,48 @@ def _mib(text: str) -> int:
     return int(text[:-2]) * MEMORY_UNITS[text[-2:]]
 
 
-class Runtime(Model):
-    """The pod that runs a pipeline: cores of Spark, memory of Java and Python, the image."""
+Memory = Annotated[
+    str,
+    StringConstraints(max_length=10, pattern=r"^[1-9][0-9]*(Mi|Gi)$"),
+    AfterValidator(_memory),
+]
+CORES_REQUEST: Final = r"^[1-9][0-9]{0,5}m?$"
+
+
+class PodSize(Model):
+    """Cores of Spark in a pod, and memory of Java and Python."""
 
     cores: int = Field(2, ge=1, le=128)
-    memory: Annotated[
-        str,
-        StringConstraints(max_length=10, pattern=r"^[1-9][0-9]*(Mi|Gi)$"),
-        AfterValidator(_memory),
-    ] = "2Gi"
-    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    memory: Memory = "2Gi"
 
     @property
     def memory_mib(self) -> int:
         """The memory in MiB."""
         return _mib(self.memory)
+
+
+class Executor(PodSize):
+    """A pod that reads, transforms and writes; its tasks at a time are its cores.
+
+    `coreRequest`: cores that its node reserves, by default as many.
+    """
+
+    cores: int = Field(1, ge=1, le=128)
+    core_request: Annotated[str, StringConstraints(pattern=CORES_REQUEST)] | None = Field(
+        None, alias="coreRequest"
+    )
+
+
+class Runtime(PodSize):
+    """The pod that runs a pipeline, its image, and pods beside it that do its work.
+
+    `executors`: without any, the first pod does the work, with as many tasks at a time as it has
+    cores. With some, it plans and commits.
+    """
+
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    executors: int = Field(0, ge=0, le=MAX_EXECUTORS)
+    executor: Executor = Executor()
 
 
 class Volume(Model):

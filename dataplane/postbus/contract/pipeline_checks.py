@@ -200,6 +200,18 @@ def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
             yield ("spec", kind, at, "table", "path"), message
 
 
+def shared_claims(spec: PipelineSpec) -> list[str]:
+    """Return the claims that executors in pods of their own read and write: none without them."""
+    if spec.runtime.executors == 0:
+        return []
+    paths = [each.folder for each in spec.lookups]
+    paths += [sink.table.path for sink in spec.sinks if sink.table is not None]
+    if spec.source.table is not None:
+        paths.append(spec.source.table.path)
+    claims = [each.claim_name for each in spec.volumes if any(map(each.has, paths))]
+    return list(dict.fromkeys(claims))
+
+
 def _overlaps(
     path: str, taken: list[tuple[str, str]], where: tuple[str | int, ...]
 ) -> Iterator[Problem]:

@@ -46,7 +46,8 @@ LABELS: Final = """\
 """
 
 DERIVED: Final = {
-    "namespaces", "image", "store_image", "pipeline_image", "image_pull_policy",
+    "namespaces", "image", "store_image", "pipeline_image", "driver_role",
+    "image_pull_policy",
     "lease_name", "lease_namespace", "identity", "http_host", "http_port",
 }  # fmt: skip
 """Settings that follow from other values, or that nobody changes in a cluster."""

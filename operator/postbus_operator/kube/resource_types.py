@@ -47,6 +47,10 @@ DISRUPTION_BUDGETS: Final = ResourceType(
 NETWORK_POLICIES: Final = ResourceType(
     "networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"
 )
+SERVICE_ACCOUNTS: Final = ResourceType("", "v1", "serviceaccounts", "ServiceAccount")
+ROLE_BINDINGS: Final = ResourceType(
+    "rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding"
+)
 PODS: Final = ResourceType("", "v1", "pods", "Pod")
 CERTIFICATES: Final = ResourceType("cert-manager.io", "v1", "certificates", "Certificate")
 LEASES: Final = ResourceType("coordination.k8s.io", "v1", "leases", "Lease")
@@ -67,6 +71,8 @@ CHILDREN: Final = (
     CRON_JOBS,
     DISRUPTION_BUDGETS,
     NETWORK_POLICIES,
+    SERVICE_ACCOUNTS,
+    ROLE_BINDINGS,
 )
 """Types of objects that the operator makes for a bus or pipeline, or that belong to a bus."""
 

@@ -11,8 +11,17 @@ from postbus_operator.children.comparison import is_current, with_digest
 from postbus_operator.context import Context
 from postbus_operator.kube.api import Invalid, NotFound
 from postbus_operator.kube.cache import owners_of
-from postbus_operator.kube.resource_types import CRON_JOBS, JOBS, PODS, STATEFUL_SETS, type_of
+from postbus_operator.kube.resource_types import (
+    CRON_JOBS,
+    JOBS,
+    PODS,
+    ROLE_BINDINGS,
+    SERVICE_ACCOUNTS,
+    STATEFUL_SETS,
+    type_of,
+)
 from postbus_operator.kube.slimming import slim
+from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import SpecInvalid
 from postbus_operator.pipelines.workloads import (
@@ -81,6 +90,15 @@ async def remove_others(context: Context, resource: Resource, kept: Found) -> No
         else:
             name, uid = metadata["name"], metadata["uid"]
             await context.api.delete(type, metadata["namespace"], name, uid=uid)
+
+
+async def remove_rights(context: Context, resource: Resource) -> None:
+    """Delete account and binding of a pipeline that has no executors any more."""
+    namespace, name = resource.key.namespace, pipeline_name(resource.key.name)
+    for type in (ROLE_BINDINGS, SERVICE_ACCOUNTS):
+        found = context.cache.find(type, namespace, name)
+        if found is not None and resource.key in owners_of(found):
+            await context.api.delete(type, namespace, name, uid=found["metadata"]["uid"])
 
 
 def _is_left(found: Found, kept: Found) -> bool:

@@ -15,7 +15,7 @@ from postbus.contract.control_groups import (
     ReaderGroupDescription,
 )
 from postbus.contract.pipeline import PipelineDocument
-from postbus.contract.pipeline_checks import Problem, pipeline_problems
+from postbus.contract.pipeline_checks import Problem, pipeline_problems, shared_claims
 from postbus_operator.bus.marks import mark_of
 from postbus_operator.bus.refusals import has_moved_on, spec_invalid
 from postbus_operator.bus.session import BusSession
@@ -30,7 +30,14 @@ from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.groups import find_group
 from postbus_operator.pipelines.keys import sync_key
 from postbus_operator.pipelines.lag import lag_of, limit_s
-from postbus_operator.pipelines.objects import jobs_of, pods_of, put, remove_others, stop
+from postbus_operator.pipelines.objects import (
+    jobs_of,
+    pods_of,
+    put,
+    remove_others,
+    remove_rights,
+    stop,
+)
 from postbus_operator.pipelines.releasing import release_pipeline
 from postbus_operator.pipelines.rivals import check_rivals, document_of, is_of_bus
 from postbus_operator.pipelines.runs import (
@@ -62,7 +69,7 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     document = _valid_document(resource)
     if is_of_bus(resource):
         check_rivals(resource, document, context.cache.of_kind("Pipeline"))
-    draft.set("Valid", "True", "Accepted", "the spec is valid")
+    draft.set("Valid", "True", "Accepted", _accepted(document))
     owner = owner_of(resource, context.cache.get, context.cache.labels_of_namespace)
     if isinstance(owner, NoOwner):
         return draft.waits("OwnerResolved", owner.reason, owner.message, "OwnerNotReady")
@@ -138,6 +145,14 @@ def _valid_document(resource: Resource) -> PipelineDocument:
     if found:
         raise SpecInvalid("InvalidSpec", _listed(found))
     return document
+
+
+def _accepted(document: PipelineDocument) -> str:
+    """Return what the spec asks for that its cluster must have."""
+    claims = shared_claims(document.spec)
+    if not claims:
+        return "the spec is valid"
+    return f"the spec is valid if executors can mount {', '.join(claims)} on their nodes"
 
 
 def _listed(problems: list[Problem]) -> str:
@@ -220,12 +235,15 @@ async def _run(
         settings.image_pull_policy,
         {} if secret is None else secret["data"],
         held_for(context.cache.find(STATEFUL_SETS, namespace, name), resource),
+        settings.driver_role,
     )
     *others, wanted = objects_of(driver)
     for each in others:
         await put(context, resource, each)
     workload = await put(context, resource, wanted)
     await remove_others(context, resource, workload)
+    if not driver.has_executors:
+        await remove_rights(context, resource)
     if type_of(workload) is CRON_JOBS:
         jobs = await jobs_of(context, resource, workload)
         pods = [] if are_steady(workload, jobs) else await pods_of(context, resource)

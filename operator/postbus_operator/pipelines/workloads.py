@@ -27,6 +27,15 @@ from postbus_operator.children.pods import (
 )
 from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Resource
+from postbus_operator.pipelines.executors import (
+    API_SERVER,
+    LOCAL_VOLUME,
+    POD_FILE,
+    heap_mib,
+    pod_template,
+    rights_for,
+    settings_of,
+)
 
 PIPELINE: Final = "pipeline"
 PIPELINE_LABEL: Final = "postbus.dev/pipeline"
@@ -52,10 +61,6 @@ STEADY_S: Final = 30
 """Time that a driver must run to count as available. Spark and the check of the queries take about
 ten seconds on a free machine; what is wrong with configuration is found in them."""
 
-HEAP_SHARE: Final = 3
-"""A third of the memory is Java's heap: 512 MiB of 1.5 GiB. The rest is for the JVM itself, Python
-and its workers, and the buffers of Arrow."""
-
 RETRIES: Final = 6
 """Retries of a Job, with pauses of 10 s to 6 min: Kubernetes' default."""
 
@@ -76,7 +81,7 @@ class Driver:
     """A pipeline as its objects are made from it.
 
     `connection`: digests of the values of its Secret, by key. `held`: why it makes no pods until
-    its spec changes.
+    its spec changes. `role`: that of drivers which make executors, with its kind.
     """
 
     resource: Resource
@@ -85,6 +90,12 @@ class Driver:
     pull_policy: str
     connection: Mapping[str, str]
     held: str | None = None
+    role: str = ""
+
+    @property
+    def has_executors(self) -> bool:
+        """Whether Spark makes pods for the work."""
+        return self.document.spec.runtime.executors > 0
 
     @property
     def name(self) -> str:
@@ -117,7 +128,8 @@ def objects_of(driver: Driver) -> list[Json]:
         workload = _cron_job(driver, trigger.schedule)
     else:
         workload = _job(driver) if trigger.once else _stateful_set(driver)
-    return [_document(driver), workload]
+    rights = rights_for(_metadata(driver, driver.name), driver.role) if driver.has_executors else []
+    return [*rights, _document(driver), workload]
 
 
 def _metadata(driver: Driver, name: str) -> Json:
@@ -150,11 +162,20 @@ def _document(driver: Driver) -> Json:
         "metadata": {"name": key.name, "namespace": key.namespace},
         "spec": spec,
     }
+    data = {DOCUMENT_FILE: json.dumps(document, indent=2) + "\n"}
+    if driver.has_executors:
+        pod = pod_template(
+            driver,
+            labels_of(driver.resource),
+            _named(_common_environment(driver)),
+            _executor_volumes(driver),
+        )
+        data[POD_FILE] = json.dumps(pod, indent=2) + "\n"
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(driver, driver.name),
-        "data": {DOCUMENT_FILE: json.dumps(document, indent=2) + "\n"},
+        "data": data,
     }
 
 
@@ -267,6 +288,7 @@ def _template(driver: Driver) -> Json:
         },
         "spec": {
             **pod_base(),
+            **(_account(driver) if driver.has_executors else {}),
             # A process with the number 1 would ignore SIGTERM until it has a handler.
             "shareProcessNamespace": True,
             "terminationGracePeriodSeconds": GRACE_S,
@@ -276,46 +298,89 @@ def _template(driver: Driver) -> Json:
     }
 
 
+def _account(driver: Driver) -> Json:
+    return {"serviceAccountName": driver.name, "automountServiceAccountToken": True}
+
+
 def _environment(driver: Driver) -> list[Json]:
     runtime = driver.document.spec.runtime
-    heap_mib = runtime.memory_mib // HEAP_SHARE
+    # The ports of Spark ask nobody for a key, and nothing outside the pod needs them.
+    master, address, settings = f"local[{runtime.cores}]", "127.0.0.1", {}
+    places: list[Json] = []
+    if driver.has_executors:
+        master, address = API_SERVER, "$(POD_IP)"
+        settings = settings_of(driver, f"{DOCUMENT}/{POD_FILE}")
+        fields = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name"}
+        places = [
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+            for name, path in fields.items()
+        ]
+    arguments = [
+        f"--master {master} --driver-memory {heap_mib(runtime)}m",
+        *(f"--conf {name}={value}" for name, value in settings.items()),
+        "pyspark-shell",
+    ]
     values = {
-        "HOME": TMP,
-        "PYSPARK_SUBMIT_ARGS": (
-            f"--master local[{runtime.cores}] --driver-memory {heap_mib}m pyspark-shell"
-        ),
+        **_common_environment(driver),
+        "PYSPARK_SUBMIT_ARGS": " ".join(arguments),
         "SPARK_LOCAL_DIRS": TMP,
-        # Its ports ask nobody for a key, and nothing outside the pod needs them.
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_IP": address,
     }
+    return [*places, *_named(values)]
+
+
+def _common_environment(driver: Driver) -> dict[str, str]:
+    """Return the variables that executors have, too."""
+    values = {"HOME": TMP}
     if AUTHORITY_FILE in driver.connection:
         values["SSL_CERT_FILE"] = f"{CONNECTION}/{AUTHORITY_FILE}"
+    return values
+
+
+def _named(values: Mapping[str, str]) -> list[Json]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def _volumes(driver: Driver) -> tuple[list[Json], list[Json]]:
     """Return the volumes of a pod and their mounts; what lies in none of them goes with the pod."""
-    spec = driver.document.spec
     volumes: list[Json] = [
         {"name": "document", "configMap": {"name": driver.name}},
         secret_volume("connection", driver.name),
     ]
     mounts = [mount("document", DOCUMENT), mount("connection", CONNECTION)]
-    folders: dict[str, Json] = {
-        each.mount_path: {
-            "name": f"volume-{number}",
-            "persistentVolumeClaim": {"claimName": each.claim_name},
-        }
-        for number, each in enumerate(spec.volumes)
-    }
-    folders.setdefault(TMP, empty_volume("tmp"))
-    notes = [] if spec.checkpoint is None else [spec.checkpoint.path]
+    folders = _folders(driver)
+    checkpoint = driver.document.spec.checkpoint
+    notes = [] if checkpoint is None else [checkpoint.path]
     for path in notes:
         if not any(f"{path}/".startswith(f"{folder}/") for folder in folders):
             folders[path] = empty_volume("checkpoint")
     volumes += folders.values()
     mounts += [mount(each["name"], path, is_writable=True) for path, each in folders.items()]
     return volumes, mounts
+
+
+def _folders(driver: Driver) -> dict[str, Json]:
+    """Return the volumes that driver and executors have, by their folder."""
+    folders: dict[str, Json] = {
+        each.mount_path: {
+            "name": f"volume-{number}",
+            "persistentVolumeClaim": {"claimName": each.claim_name},
+        }
+        for number, each in enumerate(driver.document.spec.volumes)
+    }
+    folders.setdefault(TMP, empty_volume("tmp"))
+    return folders
+
+
+def _executor_volumes(driver: Driver) -> dict[str, Json]:
+    """Return the volumes of an executor by their folder: of the Secret only what is no secret."""
+    folders = _folders(driver)
+    folders[TMP] = folders[TMP] | {"name": LOCAL_VOLUME}
+    if AUTHORITY_FILE in driver.connection:
+        authority = secret_volume("connection", driver.name)
+        authority["secret"]["items"] = [{"key": AUTHORITY_FILE, "path": AUTHORITY_FILE}]
+        folders[CONNECTION] = authority
+    return folders
 
 
 def runs(pod: Mapping[str, Any], driver: Driver) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from postbus.contract.pipeline_checks import ordered_queries
+from postbus.contract.pipeline_checks import ordered_queries, shared_claims
 from postbus_spark.jobs.batches import tables_of
 from postbus_spark.jobs.settling import last_batch
 
@@ -34,6 +34,11 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
     yield first
     for number, step in enumerate([*reading, *steps], 1):
         yield f"{number}. {step}"
+    if spec.runtime.executors:
+        yield ""
+        yield f"On Kubernetes {spec.runtime.executors} executors do the work."
+    if claims := shared_claims(spec):
+        yield f"They and the driver must be able to mount {', '.join(claims)} on each node."
     for name, frame in frames.items():
         yield ""
         yield f"{name}:"

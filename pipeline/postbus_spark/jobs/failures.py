@@ -30,6 +30,10 @@ class JavaMissing(Exception):
     """There is no Java for Spark."""
 
 
+class NoExecutor(Exception):
+    """A process was not started by Spark as an executor."""
+
+
 class Poison(Exception):
     """A batch has failed as often as its pipeline allows."""
 
@@ -39,6 +43,7 @@ CONFIGURATION: Final = (
     InvalidPipeline,
     InvalidTable,
     JavaMissing,
+    NoExecutor,
     errors.EntityNotFound,
     errors.GroupNotFound,
     errors.InvalidCredentials,

@@ -105,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
                 help="write the error that ends the run there, too",
             )
     _add_dead_letters(commands)
+    text = "be an executor of Spark, whose driver has made this pod of Kubernetes"
+    commands.add_parser("executor", help=text, description=text.capitalize()).set_defaults(
+        command=_executor
+    )
     return parser
 
 
@@ -271,6 +275,12 @@ def _verify(given: argparse.Namespace) -> None:
         problems += found.problems
     if problems:
         raise InvalidTable("\n".join(problems))
+
+
+def _executor(_given: argparse.Namespace) -> None:
+    from postbus_spark.jobs.executor import run_executor
+
+    run_executor()
 
 
 def _dead_letters(given: argparse.Namespace) -> None:
