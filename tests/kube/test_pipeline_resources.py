@@ -320,6 +320,26 @@ async def test_a_pipeline_shows_its_lag_and_has_a_condition_from_its_limit_on(
         assert shop.condition("Pipeline", "prices") == ("True", "Running")
 
 
+async def test_a_pipeline_that_lags_says_that_its_executors_do_not_start(
+    configuration: Configuration, shop: Shop
+) -> None:
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        make_pipeline(shop, runtime={"executors": 1})
+        await started(shop)
+        template = json.loads(found(shop, CONFIG_MAPS)["data"]["executor.yaml"])
+        metadata = {"metadata": {"name": "prices-exec-1", **template["metadata"]}}
+        shop.server.request("POST", PODS.path(shop.name), template | metadata)
+        full = {"type": "PodScheduled", "status": "False", "message": "1 Insufficient cpu"}
+        say(shop, PODS, "prices-exec-1", phase="Pending", conditions=[full])
+        send(shop, shop.entity("orders"))
+        await advance(shop.running.caller, "PT15M")
+        runs(shop)
+        lagging = partial(shop.condition, "Pipeline", "prices", "Lagging")
+        await eventually(lambda: lagging() == ("True", "ExecutorNotStarting"))
+        assert message(shop, "Lagging").endswith("no node takes the pod: 1 Insufficient cpu")
+
+
 async def test_a_restart_of_the_operator_writes_nothing(
     configuration: Configuration, shop: Shop
 ) -> None:

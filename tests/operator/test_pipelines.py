@@ -22,7 +22,13 @@ from postbus_operator.pipelines.draft import PipelineDraft
 from postbus_operator.pipelines.keys import rights_of, rule_name
 from postbus_operator.pipelines.lag import lag_of, limit_s
 from postbus_operator.pipelines.rivals import check_rivals, document_of, is_group_shared
-from postbus_operator.pipelines.runs import are_steady, run_of, run_of_schedule, trouble_of
+from postbus_operator.pipelines.runs import (
+    are_steady,
+    executor_trouble,
+    run_of,
+    run_of_schedule,
+    trouble_of,
+)
 from postbus_operator.pipelines.workloads import Driver, held_for, labels_of, objects_of
 from tests.operator.objects import entity
 
@@ -543,6 +549,15 @@ def test_a_condition_for_what_ended_a_run_goes_with_the_next_run() -> None:
     assert (condition["type"], condition["status"]) == ("DataLoss", "True")
     assert "messages are gone" in condition["message"]
     assert types(shown, "", None)["conditions"] == []
+
+
+def test_an_executor_that_has_ended_is_replaced_and_no_trouble() -> None:
+    over = pod(state=ended(137), ready=False)
+    over["status"]["phase"] = "Failed"
+    waits = pod(image="i", state={"waiting": {"reason": "ImagePullBackOff"}})
+    waits["status"]["phase"] = "Pending"
+    assert executor_trouble([over]) is None
+    assert "ImagePullBackOff" in str(executor_trouble([over, waits]))
 
 
 # --- schedules ----------------------------------------------------------------------------------

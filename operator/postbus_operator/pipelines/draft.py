@@ -40,6 +40,15 @@ class PipelineDraft:
         """Set a condition; the last one of a type counts."""
         self._conditions.set(type, status, reason, message)
 
+    @property
+    def is_lagging(self) -> bool:
+        """Whether the reader group is too far behind."""
+        return self._conditions.status_of("Lagging") == "True"
+
+    def note_executor(self, trouble: str) -> None:
+        """Note that the pipeline lags since an executor does not start."""
+        self.set("Lagging", "True", "ExecutorNotStarting", f"an executor does not start: {trouble}")
+
     def note_trouble(self, said: str, found: Trouble | None) -> None:
         """Set the condition for what ended a run, whose message is `said`, and no other of them."""
         for type in set(TROUBLES.values()):

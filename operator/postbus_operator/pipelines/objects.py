@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from postbus_operator.annotations import COMPONENT_LABEL
 from postbus_operator.children.bus import Json
 from postbus_operator.children.comparison import is_current, with_digest
 from postbus_operator.context import Context
@@ -25,6 +26,7 @@ from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import SpecInvalid
 from postbus_operator.pipelines.workloads import (
+    PIPELINE,
     ending_of,
     has_document_of,
     is_run_of,
@@ -130,7 +132,8 @@ async def _patched(context: Context, found: Found, change: Json) -> Found:
     return await context.api.patch(type_of(found), metadata["namespace"], metadata["name"], change)
 
 
-async def pods_of(context: Context, resource: Resource) -> list[Json]:
-    """Return the pods of a pipeline, also those that have ended."""
-    labels = ",".join(f"{name}={value}" for name, value in labels_of(resource).items())
+async def pods_of(context: Context, resource: Resource, component: str = PIPELINE) -> list[Json]:
+    """Return the pods of a pipeline, also those that have ended. `component`: or its executors."""
+    wanted = labels_of(resource) | {COMPONENT_LABEL: component}
+    labels = ",".join(f"{name}={value}" for name, value in wanted.items())
     return [each async for each in context.api.list(PODS, resource.key.namespace, labels=labels)]

@@ -27,6 +27,7 @@ from postbus_operator.names import pipeline_name
 from postbus_operator.objects import Resource
 from postbus_operator.outcome import BackendUnavailable, Outcome, SpecInvalid
 from postbus_operator.pipelines.draft import PipelineDraft
+from postbus_operator.pipelines.executors import EXECUTOR
 from postbus_operator.pipelines.groups import find_group
 from postbus_operator.pipelines.keys import sync_key
 from postbus_operator.pipelines.lag import lag_of, limit_s
@@ -45,6 +46,7 @@ from postbus_operator.pipelines.runs import (
     Run,
     are_steady,
     decision,
+    executor_trouble,
     is_steady,
     run_of,
     run_of_schedule,
@@ -113,6 +115,10 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     run = await _run(context, resource, document, draft)
     has_lost = group is not None and group.has_lost_messages
     draft.note_trouble(run.message, trouble_of(run, has_lost_messages=bool(has_lost)))
+    if draft.is_lagging and document.spec.runtime.executors:
+        trouble = executor_trouble(await pods_of(context, resource, EXECUTOR))
+        if trouble is not None:
+            draft.note_executor(trouble)
     # Pods are not watched: that one does not start shows in no workload.
     is_starting = run.is_starting or run.also == "Reconciling"
     pauses = (keys.retry_s, STARTING_RETRY_S if is_starting else None, session.next_groups_s())

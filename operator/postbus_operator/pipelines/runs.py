@@ -100,6 +100,13 @@ def run_of(workload: Json, pods: Iterable[Json], *, is_repeated: bool = False) -
     return Run("False", "Starting", "the pod starts", "Reconciling")
 
 
+def executor_trouble(pods: Iterable[Json]) -> str | None:
+    """Return why an executor does not start; None: none is known. Spark replaces one that ends."""
+    waiting = [pod for pod in pods if pod.get("status", {}).get("phase") == "Pending"]
+    trouble = pod_trouble(waiting, IMAGE_FIELD)
+    return None if trouble is None else trouble.text
+
+
 def trouble_of(run: Run, *, has_lost_messages: bool) -> Trouble | None:
     """Return the condition beside Ready that says what ended the last run; None: it needs none.
 
