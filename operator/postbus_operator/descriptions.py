@@ -213,6 +213,11 @@ _PIPELINE: Final = {
     "sinks[].rate": "Most messages per second of a queue or topic.",
     "table.format": "Format of its files.",
     "table.path": "Its folder, below the mountPath of a volume.",
+    "table.name": "Of iceberg: name in the catalog, with its namespace, such as shop.orders.",
+    "table.catalog": "Of iceberg: the catalog that has the table.",
+    "catalog.uri": "Address of a REST catalog, or sqlite:/// and a file below the mountPath of a"
+    " volume. Credentials come from the environment.",
+    "catalog.warehouse": "Warehouse, of a REST catalog that has several.",
     "table.partitionBy": "Folders by the time when messages were enqueued.",
     "trigger": "When batches begin.",
     "trigger.continuous": "Time from one batch to the next; the pipeline runs without an end.",

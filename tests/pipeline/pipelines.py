@@ -16,6 +16,8 @@ from postbus_spark.client import GroupClient
 from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.runner import Runner, source_options
 from postbus_spark.jobs.schedules import SYSTEM, Clock
+from postbus_spark.lake.iceberg import loaded
+from postbus_spark.lake.layout import CatalogTable
 from postbus_spark.options import read_options
 from tests.pipeline.lake import GROUP, Lake
 
@@ -40,6 +42,10 @@ class Pipe:
         self.lake = lake
         self.format = table_format
         self.table = lake.folder / "priced"
+        self.place: dict[str, Any] = {"format": table_format, "path": str(self.table)}
+        if table_format == "iceberg":
+            uri = f"sqlite:///{lake.folder}/catalog/lake.db"
+            self.place |= {"name": "shop.priced", "catalog": {"uri": uri}}
         self.checkpoint = lake.folder / "checkpoint"
         self.file = lake.folder / "pipeline.yaml"
         self.rule = "listener"
@@ -55,7 +61,7 @@ class Pipe:
             ],
             "transform": TRANSFORM,
             "sinks": [
-                {"from": "priced", "table": {"format": table_format, "path": str(self.table)}},
+                {"from": "priced", "table": self.place},
                 {"from": "rejected", "deadLetter": "orders"},
                 {"from": "malformed", "deadLetter": "orders"},
             ],
@@ -78,7 +84,10 @@ class Pipe:
         self.runner(is_tried_again=is_tried_again).run(spark)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what plain pyarrow reads, or deltalake."""
+        """Return what plain pyarrow reads, deltalake, or pyiceberg."""
+        if self.format == "iceberg":
+            table = loaded(CatalogTable(self.place["catalog"]["uri"], self.place["name"], None))
+            return [] if table is None else table.scan().to_arrow().to_pylist()
         if self.format == "delta":
             is_made = deltalake.DeltaTable.is_deltatable(str(self.table))
             table = deltalake.DeltaTable(self.table).to_pyarrow_table() if is_made else None

@@ -19,6 +19,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -33,6 +34,7 @@ from postbus_spark.jobs.main import main
 from postbus_spark.jobs.schedules import Clock
 from postbus_spark.jobs.settling import last_batch
 from postbus_spark.lake.delta import DeltaTable
+from postbus_spark.lake.iceberg import IcebergTable
 from postbus_spark.lake.layout import Batch, TableAhead
 from postbus_spark.lake.parquet import ParquetTable
 from postbus_spark.publish import Writer
@@ -79,7 +81,7 @@ def is_done(pipe: Pipe) -> bool:
 class PipelineTests:
     """One session for all of them."""
 
-    @pytest.mark.parametrize("table_format", ["parquet", "delta"])
+    @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
     def test_orders_are_priced_and_what_cannot_be_is_dead_lettered(
         self, spark: SparkSession, drained: Lake, table_format: str
     ) -> None:
@@ -107,6 +109,9 @@ class PipelineTests:
             pytest.param("delta", "files written", False, marks=thorough),
             pytest.param("delta", "commit made", False, marks=thorough),
             ("delta", "commit made", True),
+            pytest.param("iceberg", "files written", False, marks=thorough),
+            pytest.param("iceberg", "commit made", False, marks=thorough),
+            ("iceberg", "commit made", True),
             pytest.param("parquet", "tables done", False, marks=thorough),
             pytest.param("parquet", "batch done", True, marks=thorough),
             ("parquet", "last batch committed", False),
@@ -560,6 +565,19 @@ class PipelineTests:
         assert process.wait(60) == 0
         assert is_done(pipe)
 
+    def test_the_example_of_iceberg_works(self, spark: SparkSession, drained: Lake) -> None:
+        text = (EXAMPLE.parent / "capture-orders-iceberg.yaml").read_text(encoding="utf-8")
+        folder = drained.folder / "lake"
+        text = text.replace("/tmp/lake", str(folder))
+        pipe = Pipe(drained, "iceberg")
+        pipe.spec = yaml.safe_load(text)["spec"]
+        pipe.spec["sources"][0] |= {
+            "queue": drained.entity, "mode": "drain", "readerGroup": GROUP,
+        }  # fmt: skip
+        pipe.place = pipe.spec["sinks"][0]["table"]
+        pipe.run(spark)
+        assert len(pipe.rows()) == len(GOOD) + len(BAD)
+
     def test_the_guide_works(self, tmp_path: Path) -> None:
         text = EXAMPLE.read_text(encoding="utf-8")
         assert GUIDE.partition("```yaml\n")[2].partition("```")[0] in text
@@ -668,7 +686,7 @@ def kill_at(patched: pytest.MonkeyPatch, point: str, table_format: str = "parque
             raise RuntimeError("killed")
 
     is_parquet = table_format == "parquet"
-    table = ParquetTable if is_parquet else DeltaTable
+    table = {"parquet": ParquetTable, "delta": DeltaTable, "iceberg": IcebergTable}[table_format]
     if point == "last batch committed":
         patched.setattr(runner, "settle_committed", settle)
         return

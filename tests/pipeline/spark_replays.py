@@ -177,18 +177,20 @@ class ReplayTests:
         assert again.bodies() == [order(each) for each in ODD]
         assert [each.message_id for each in again.sent()] == [f"again-m{each}" for each in ODD]
 
-    @pytest.mark.parametrize("table_format", ["parquet", pytest.param("delta", marks=thorough)])
+    @pytest.mark.parametrize(
+        "table_format", ["parquet", pytest.param("delta", marks=thorough), "iceberg"]
+    )
     def test_an_hour_of_a_table_that_was_captured_is_sent(
         self, spark: SparkSession, past: Lake, table_format: str
     ) -> None:
-        """Rows of Delta are read by the driver, those of Parquet by executors."""
+        """Rows of Parquet are read by executors, others by the driver."""
         past.create(kind="tap")
         pipe = Pipe(past, table_format)
         del pipe.spec["transform"]
         pipe.spec["sources"] = [{"name": "m", "queue": past.entity, "readerGroup": GROUP}]
         pipe.spec["sinks"] = [{**pipe.spec["sinks"][0], "from": "m"}]
         pipe.run(spark)
-        table = {"format": table_format, "path": str(pipe.table)}
+        table = pipe.place
         again = Again(past)
         again.spec["sources"] = [again.source(table=table)]
         again.run(spark)

@@ -108,13 +108,13 @@ def test_everything_that_is_wrong_is_said_with_its_line(tmp_path: Path) -> None:
     text = (
         GOOD.replace("mode: drain", "mod: drain")
         .replace("PT1S", "1s")
-        .replace("format: parquet", "format: iceberg")
+        .replace("format: parquet", "format: orc")
         .replace("kind: Pipeline", "kind: Pipeline\ncolour: red")
     )
     assert problems(tmp_path, text) == [
         "3: colour: unknown field",
         "9: spec.sources[0].mod: unknown field; did you mean mode?",
-        "15: spec.sinks[0].table.format: input should be 'parquet' or 'delta'",
+        "15: spec.sinks[0].table.format: input should be 'parquet', 'delta' or 'iceberg'",
         "17: spec.trigger.continuous: use an ISO 8601 duration such as PT30S, PT5M or P14D",
     ]
 
@@ -160,6 +160,30 @@ def test_fields_are_checked_together(tmp_path: Path) -> None:
         (lambda spec: spec["sinks"][0]["table"].update(path="s3://b/a"), "of a file system"),
         (lambda spec: spec["sinks"][0]["table"].update(path="//"), "below the root"),
         (lambda spec: spec["sinks"][0]["table"].update(partitionBy=["hour"]), "[date, hour]"),
+        (lambda spec: spec["sinks"][0]["table"].update(name="a.b"), "of parquet has neither name"),
+        (lambda spec: of_iceberg(spec, name=None), "sinks[0].table: a table of iceberg needs a"),
+        (lambda spec: of_iceberg(spec, catalog=None), "needs a name, such as shop.orders, and a"),
+        (lambda spec: of_iceberg(spec, name="orders"), "spec.sinks[0].table.name: string should"),
+        (
+            lambda spec: of_iceberg(spec, uri="postgresql://a/b"),
+            "catalog.uri: a REST catalog, such",
+        ),
+        (lambda spec: of_iceberg(spec, uri="sqlite:///lake.db"), "uri: an absolute path"),
+        (lambda spec: of_iceberg(spec, uri="https://me:key@lake/"), "uri: no user and password"),
+        (lambda spec: of_iceberg(spec, uri="https://lake/?token=a"), "uri: a REST catalog"),
+        (
+            lambda spec: spec["sinks"].append(
+                {"from": "priced", "table": {**of_iceberg(spec), "path": "/lake/b"}}
+            ),
+            "spec.sinks[2].table.name: another sink writes the table shop.priced of this catalog",
+        ),
+        (
+            lambda spec: (
+                of_iceberg(spec),
+                spec.update(volumes=[{"claimName": "a", "mountPath": "/lake"}]),
+            ),
+            "spec.sinks[0].table.catalog.uri: lies in none of the volumes",
+        ),
         (lambda spec: looked_up(spec, {"name": "prices"}), "spec.lookups[0]: name one table"),
         (lambda spec: looked_up(spec, {**PRICES, "delta": "/a"}), "spec.lookups[0]: name one"),
         (lambda spec: looked_up(spec, {**PRICES, "parquet": "s3://a"}), "lookups[0].parquet: only"),
@@ -207,6 +231,13 @@ def test_a_mistake_is_named(tmp_path: Path, change: Change, text: str) -> None:
     assert any(text in each for each in found), found
 
 
+def of_iceberg(spec: Any, uri: str = "sqlite:////catalogs/lake.db", **changes: Any) -> Any:
+    """Make the sink's table one of Iceberg; return it."""
+    table = spec["sinks"][0]["table"]
+    table |= {"format": "iceberg", "name": "shop.priced", "catalog": {"uri": uri}, **changes}
+    return table
+
+
 ONCE = "a source of history or of a table has an end and is read once"
 
 
@@ -232,7 +263,7 @@ ONCE = "a source of history or of a table has an end and is read once"
         (lambda spec: spec["sources"][0].update(table=TABLE), "and its subscription, or a table"),
         (lambda spec: of_table(spec, subQueue="deadLetter"), "neither mode nor subQueue"),
         (lambda spec: of_table(spec, mode="history"), "neither mode nor subQueue"),
-        (lambda spec: of_table(spec, table={**TABLE, "format": "csv"}), "'parquet' or 'delta'"),
+        (lambda spec: of_table(spec, table={**TABLE, "format": "csv"}), "'delta' or 'iceberg'"),
         (lambda spec: of_table(spec, table={**TABLE, "path": "lake"}), "an absolute path"),
         (
             lambda spec: (

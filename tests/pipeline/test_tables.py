@@ -6,20 +6,24 @@ import hashlib
 import json
 from dataclasses import replace
 from datetime import date
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.types import ArrayType, DayTimeIntervalType, StructType
 
 from postbus_spark.lake import delta as delta_module
 from postbus_spark.lake.delta import DeltaTable
+from postbus_spark.lake.iceberg import IcebergTable, loaded
 from postbus_spark.lake.layout import (
     HOUR_MS,
     Batch,
+    CatalogTable,
     InvalidTable,
     StagedFile,
     Table,
@@ -37,7 +41,7 @@ SECOND = FIRST._replace(number=2, ranges={0: (10, 20), 1: (60, 60)})
 PARTITION_BY = ("date", "hour")
 
 
-@pytest.fixture(params=[ParquetTable, DeltaTable])
+@pytest.fixture(params=[ParquetTable, DeltaTable, IcebergTable])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
     return opened(request.param, tmp_path / "table")
 
@@ -52,24 +56,40 @@ def delta(tmp_path: Path) -> DeltaTable:
     return opened(DeltaTable, tmp_path / "table")
 
 
+@pytest.fixture
+def iceberg(tmp_path: Path) -> IcebergTable:
+    return opened(IcebergTable, tmp_path / "table")
+
+
 def opened(kind: Any, folder: Path) -> Any:
-    made = kind(folder, PARTITION_BY)
+    more = [place_of(folder)] if kind is IcebergTable else []
+    made = kind(folder, PARTITION_BY, *more)
     made.open()
     return made
+
+
+def place_of(folder: Path) -> CatalogTable:
+    return CatalogTable(f"sqlite:///{folder.parent}/catalog/lake.db", "shop.orders", None)
 
 
 def reopened(table: Table) -> Any:
     return opened(type(table), table.folder)
 
 
-def staged(table: Table, batch: Batch, partition: int = 0) -> StagedFile:
-    """Write a file as an executor does; its content is no Parquet."""
+def staged(table: Table, batch: Batch, partition: int = 0, **more: Any) -> StagedFile:
+    """Write a file as an executor does."""
     first, end = batch.ranges[partition]
     path = table.staging(batch) / f"{partition}-{first}.parquet"
-    path.write_bytes(b"rows")
-    digest = hashlib.sha256(b"rows").hexdigest()
+    rows = end - first
+    columns: dict[str, Any] = {"sku": rows * ["apple"], "price": rows * [0.5], **more}
+    if table.has_period_columns:
+        columns["date"] = pa.array(rows * [date(2026, 1, 27)])
+        columns["hour"] = pa.array(rows * [0], pa.int32())
+    pq.write_table(pa.table(columns), path)
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
     return StagedFile(
-        str(path), partition, first, end - 1, HOUR, end - first, 4, HOUR, HOUR + 1, digest
+        str(path), partition, first, end - 1, HOUR, rows, len(content), HOUR, HOUR + 1, digest
     )
 
 
@@ -79,6 +99,9 @@ def files(table: Table) -> list[str]:
         if not deltalake.DeltaTable.is_deltatable(str(table.folder)):
             return []
         paths = deltalake.DeltaTable(table.folder).file_uris()
+    elif isinstance(table, IcebergTable):
+        found = loaded(place_of(table.folder))
+        paths = [] if found is None else [task.file.file_path for task in found.scan().plan_files()]
     else:
         paths = [str(path) for path in table.folder.rglob("*.parquet")]
     found = [Path(path).relative_to(table.folder).as_posix() for path in paths]
@@ -87,7 +110,7 @@ def files(table: Table) -> list[str]:
 
 def ranges_of(table: Table) -> list[str]:
     """Return the names of files without what makes them unique."""
-    return [path.rpartition("-")[0] for path in files(table)]
+    return [path.removeprefix("data/").rpartition("-")[0] for path in files(table)]
 
 
 def test_files_of_a_commit_are_named_by_hour_partition_and_range(table: Table) -> None:
@@ -200,7 +223,7 @@ def test_columns_are_added_and_never_retyped(table: Table) -> None:
         reopened(table).check(StructType().add("size", "string"))
 
 
-@pytest.mark.parametrize("kind", [ParquetTable, DeltaTable])
+@pytest.mark.parametrize("kind", [ParquetTable, DeltaTable, IcebergTable])
 def test_a_folder_with_other_files_is_no_table(tmp_path: Path, kind: Any) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InvalidTable, match="has files and is no table"):
@@ -209,12 +232,12 @@ def test_a_folder_with_other_files_is_no_table(tmp_path: Path, kind: Any) -> Non
         opened(kind, tmp_path / "notes.txt")
 
 
-@pytest.mark.parametrize("kinds", [(ParquetTable, DeltaTable), (DeltaTable, ParquetTable)])
+@pytest.mark.parametrize("kinds", [*permutations([ParquetTable, DeltaTable, IcebergTable], 2)])
 def test_a_table_has_one_format(tmp_path: Path, kinds: Any) -> None:
     first, second = kinds
-    opened(first, tmp_path).commit(FIRST, COLUMNS, [])
+    opened(first, tmp_path / "table").commit(FIRST, COLUMNS, [])
     with pytest.raises(InvalidTable, match="name an empty folder"):
-        opened(second, tmp_path)
+        opened(second, tmp_path / "table")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"v": 2}', '{"v": 1, "version": 1}', "null"])

@@ -62,6 +62,10 @@ def _folder(path: str) -> str:
 
 
 Folder = Annotated[str, StringConstraints(min_length=1, max_length=1_000), AfterValidator(_folder)]
+SQLITE: Final = "sqlite:///"
+TABLE_NAME: Final = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+$"
+"""A table of a catalog with its namespace, such as shop.orders."""
+
 VIEW_NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
 ViewName = Annotated[str, StringConstraints(max_length=63, pattern=VIEW_NAME)]
 """Name of a source, a lookup or an output: a view in SQL."""
@@ -98,11 +102,63 @@ class Body(Model):
     json_schema: Text = Field(alias="json")
 
 
-class SourceTable(Model):
-    """A table that a pipeline has written, in a folder."""
+def _catalog_uri(text: str) -> str:
+    """Return the address of a catalog, or raise ValueError."""
+    if text.startswith(SQLITE):
+        return SQLITE + _folder(text.removeprefix(SQLITE))
+    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text):
+        raise ValueError(
+            "a REST catalog, such as https://catalog.shop/api, or a file with SQLite, such as"
+            " sqlite:////lake/catalog.db"
+        )
+    if "@" in text:
+        raise ValueError(
+            "no user and password: they belong into PYICEBERG_CATALOG__POSTBUS__CREDENTIAL of the"
+            " environment"
+        )
+    return text
 
-    format: Literal["parquet", "delta"]
+
+class Catalog(Model):
+    """The catalog of a table of Iceberg: REST, or a file with SQLite.
+
+    `warehouse`: the one of a REST catalog that has several. Credentials are pyiceberg's own
+    settings in the environment, for the catalog `postbus`.
+    """
+
+    uri: Annotated[
+        str, StringConstraints(min_length=1, max_length=1_000), AfterValidator(_catalog_uri)
+    ]
+    warehouse: Annotated[str, StringConstraints(min_length=1, max_length=1_000)] | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of the file, None of a REST catalog."""
+        if not self.uri.startswith(SQLITE):
+            return None
+        return self.uri.removeprefix(SQLITE).rpartition("/")[0] or "/"
+
+
+class TablePlace(Model):
+    """A table in a folder. One of Iceberg has a `name` in a `catalog` besides."""
+
+    format: Literal["parquet", "delta", "iceberg"]
     path: Folder
+    name: Annotated[str, StringConstraints(max_length=255, pattern=TABLE_NAME)] | None = None
+    catalog: Catalog | None = None
+
+    @model_validator(mode="after")
+    def _has_catalog_of_iceberg(self) -> Self:
+        is_named = (self.name is not None, self.catalog is not None)
+        if self.format == "iceberg" and not all(is_named):
+            raise ValueError("a table of iceberg needs a name, such as shop.orders, and a catalog")
+        if self.format != "iceberg" and any(is_named):
+            raise ValueError(f"a table of {self.format} has neither name nor catalog")
+        return self
+
+
+class SourceTable(TablePlace):
+    """A table that a pipeline has written."""
 
 
 class Source(Model):
@@ -207,11 +263,9 @@ class Transform(Model):
 # --- sinks --------------------------------------------------------------------------------------
 
 
-class LakeTable(Model):
-    """A table in a folder. `partitionBy`: folders by the time when messages were enqueued."""
+class LakeTable(TablePlace):
+    """A table of a sink. `partitionBy`: folders by the time when messages were enqueued."""
 
-    format: Literal["parquet", "delta"]
-    path: Folder
     partition_by: tuple[Literal["date", "hour"], ...] = Field(
         ("date", "hour"), alias="partitionBy", max_length=2
     )

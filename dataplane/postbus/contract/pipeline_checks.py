@@ -22,6 +22,8 @@ OWN_FOLDER: Final = "/etc/postbus"
 
 OWN_FOLDER_TEXT: Final = f"{OWN_FOLDER} has the document and the key: give it another folder"
 
+IN_NO_VOLUME: Final = "lies in none of the volumes: give it a folder below one of their mountPath"
+
 Problem: TypeAlias = tuple[tuple[str | int, ...], str]
 """The path of a field, and what is wrong with it."""
 
@@ -159,14 +161,21 @@ def _dead_letter_problems(source: Source, name: str, at: int) -> Iterator[Proble
 def _path_problems(spec: PipelineSpec) -> Iterator[Problem]:
     """Yield folders that lie in one another; a lookup of what is written would not repeat."""
     taken: list[tuple[str, str]] = []
+    names: set[tuple[str, str | None]] = set()
     if spec.checkpoint is not None:
         taken.append((spec.checkpoint.path, "the checkpoint"))
     for at, sink in enumerate(spec.sinks):
         if sink.table is None:
             continue
-        path = sink.table.path
-        yield from _overlaps(path, taken, ("spec", "sinks", at, "table", "path"))
+        path, catalog = sink.table.path, sink.table.catalog
+        where = ("spec", "sinks", at, "table")
+        yield from _overlaps(path, taken, (*where, "path"))
         taken.append((path, f"the sink from {sink.origin}"))
+        if catalog is not None and (catalog.uri, sink.table.name) in names:
+            message = f"another sink writes the table {sink.table.name} of this catalog"
+            yield (*where, "name"), message
+        if catalog is not None:
+            names.add((catalog.uri, sink.table.name))
     for at, lookup in enumerate(spec.lookups):
         yield from _overlaps(lookup.folder, taken, ("spec", "lookups", at))
 
@@ -195,9 +204,12 @@ def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
     for kind, at, table in tables:
         if table is None or not spec.volumes:
             continue
+        where = ("spec", kind, at, "table")
         if not any(volume.has(table.path) for volume in spec.volumes):
-            message = "lies in none of the volumes: give it a folder below one of their mountPath"
-            yield ("spec", kind, at, "table", "path"), message
+            yield (*where, "path"), IN_NO_VOLUME
+        folder = None if table.catalog is None else table.catalog.folder
+        if folder is not None and not any(volume.has(folder) for volume in spec.volumes):
+            yield (*where, "catalog", "uri"), IN_NO_VOLUME
 
 
 def shared_claims(spec: PipelineSpec) -> list[str]:

@@ -19,7 +19,7 @@ from pyspark.sql import functions
 
 from postbus_spark.errors import Fenced, StaleWriter
 from postbus_spark.jobs.failures import Poison, cause_of, is_of_batch
-from postbus_spark.jobs.frames import REJECT_KEYS, check_sinks, frames_of, written
+from postbus_spark.jobs.frames import REJECT_KEYS, catalog_table, check_sinks, frames_of, written
 from postbus_spark.lake.files import FILE_SCHEMA, TableJob, period_of, write_files
 from postbus_spark.lake.layout import Batch, StagedFile, Table
 from postbus_spark.lake.parquet import ParquetTable
@@ -119,6 +119,8 @@ class Batches:
             return
         if any(starts[number] > first for number, (first, _) in batch.ranges.items()):
             output = output.where(_is_from(starts))
+        if table.has_period_columns:
+            output = with_periods(output, spec.partition_by)
         table.check(output.schema)
         period_ms = period_of(spec.partition_by)
         job = TableJob(sink.origin, str(table.staging(batch)), period_ms, dict(batch.ranges))
@@ -191,9 +193,13 @@ def _table(spec: LakeTable) -> Table:
     folder = Path(spec.path)
     if spec.format == "parquet":
         return ParquetTable(folder, spec.partition_by)
-    from postbus_spark.lake.delta import DeltaTable  # as large as Spark's own imports
+    if spec.format == "delta":
+        from postbus_spark.lake.delta import DeltaTable  # as large as Spark's own imports
 
-    return DeltaTable(folder, spec.partition_by)
+        return DeltaTable(folder, spec.partition_by)
+    from postbus_spark.lake.iceberg import IcebergTable
+
+    return IcebergTable(folder, spec.partition_by, catalog_table(spec))
 
 
 def planned_batch(group: ReaderGroup, options: Options) -> Batch:
@@ -232,6 +238,13 @@ def is_shuffled(output: DataFrame) -> bool:
     """Return whether tasks have other rows than those that read them; else they are in order."""
     plan = output._jdf.queryExecution().executedPlan().toString()  # PySpark does not show it
     return SHUFFLE.search(plan) is not None
+
+
+def with_periods(output: DataFrame, partition_by: Iterable[str]) -> DataFrame:
+    """Return an output with the date and hour of each row as columns, in UTC."""
+    times = functions.col("enqueued_time")
+    columns = {"date": functions.to_date(times), "hour": functions.hour(times)}
+    return output.withColumns({name: columns[name] for name in partition_by})
 
 
 def _is_from(starts: Mapping[int, int]) -> str:

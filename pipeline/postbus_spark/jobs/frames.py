@@ -19,12 +19,15 @@ from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink
 from postbus.contract.pipeline_checks import ordered_queries
 from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.files import KEYS
+from postbus_spark.lake.layout import CatalogTable, InvalidTable
 from postbus_spark.schema import WRITTEN, check_written, ddl, default_columns
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyspark.sql import DataFrame, SparkSession
 
-    from postbus.contract.pipeline import PipelineSpec, Source
+    from postbus.contract.pipeline import PipelineSpec, Source, TablePlace
 
 MALFORMED_REASON: Final = "MalformedBody"
 REJECT_KEYS: Final = KEYS[:2]
@@ -160,6 +163,29 @@ def read_delta(
         raise InvalidPipeline(
             where, f"the folder {folder} cannot be read as Delta ({error})"
         ) from None
+
+
+def read_iceberg(
+    session: SparkSession,
+    place: CatalogTable,
+    where: str,
+    start: datetime | None,
+    end: datetime | None,
+) -> DataFrame:
+    """Return the rows of a table that were enqueued in [start, end), read by the driver."""
+    from postbus_spark.lake.iceberg import read_rows
+
+    try:
+        return session.createDataFrame(read_rows(place, start, end))
+    except InvalidTable as error:
+        raise InvalidPipeline(where, str(error)) from None
+
+
+def catalog_table(table: TablePlace) -> CatalogTable:
+    """Return where a table of Iceberg is."""
+    assert table.catalog is not None
+    assert table.name is not None
+    return CatalogTable(table.catalog.uri, table.name, table.catalog.warehouse)
 
 
 # --- functions ----------------------------------------------------------------------------------

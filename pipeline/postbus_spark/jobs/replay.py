@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,9 +23,11 @@ from postbus_spark.jobs.frames import (
     KEY_TYPES,
     InvalidPipeline,
     as_sent,
+    catalog_table,
     check_messages,
     frames_of,
     read_delta,
+    read_iceberg,
     read_parquet,
     unparsed_views,
     written,
@@ -186,14 +187,21 @@ def _table_rows(source: Source, spark: SparkSession) -> DataFrame:
     assert table is not None
     if not Path(table.path).is_dir():
         raise InvalidPipeline(PATH, f"there is no folder {table.path}: correct it")
+    start, end = (
+        None if text is None else datetime.fromisoformat(text)
+        for text in (source.from_time, source.to_time)
+    )
     times = [
-        ("enqueued_time", sign, datetime.fromisoformat(text))
-        for sign, text in ((">=", source.from_time), ("<", source.to_time))
-        if text is not None
+        ("enqueued_time", sign, time)
+        for sign, time in ((">=", start), ("<", end))
+        if time is not None
     ]
-    is_delta = table.format == "delta"
-    read = partial(read_delta, filters=times) if is_delta else read_parquet
-    rows = read(spark, table.path, PATH)
+    if table.format == "parquet":
+        rows = read_parquet(spark, table.path, PATH)
+    elif table.format == "delta":
+        rows = read_delta(spark, table.path, PATH, times)
+    else:
+        rows = read_iceberg(spark, catalog_table(table), PATH, start, end)
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     wanted: Mapping[str, tuple[str, ...]] = {name: (KEY_TYPES[name],) for name in KEYS}
     if source.body is not None:

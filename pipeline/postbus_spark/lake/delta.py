@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from postbus_spark.lake.layout import (
+    HASH_DIGITS,
     OWN,
     Batch,
     InvalidTable,
@@ -31,9 +32,10 @@ from postbus_spark.lake.layout import (
     Table,
     TableTaken,
     Verified,
+    differences,
     mark_of,
+    move,
     periods,
-    sha256_of,
     sync_file,
     sync_names,
 )
@@ -56,8 +58,6 @@ CONSTRAINTS: Final = "delta.constraints."
 RULES: Final = "delta."
 """Metadata of a column: its name in files, an expression, what its values must be."""
 
-HASH_DIGITS: Final = 32
-OWN_NAME: Final = re.compile(rf"p\d+-\d+-\d+-([0-9a-f]{{{HASH_DIGITS}}})\.parquet$")
 PERIOD_TYPES: Final = {"date": "date", "hour": "integer"}
 NO_TYPES: Final = re.compile(r'"(interval [^"]*|variant|void)"')
 """Types of Spark that deltalake takes, and that readers of Delta lack or need a feature for."""
@@ -88,10 +88,7 @@ class DeltaTable(Table):
             except DeltaError as error:
                 raise self._unusable(error) from None
         self.check_folder(is_table=self._delta is not None or self._is_begun())
-        if (self.folder / OWN / "commits").exists():
-            raise InvalidTable(
-                f"the table {self.folder} is one of Parquet: name an empty folder for one of Delta"
-            )
+        self.check_other_format("Delta")
         if self._delta is not None:
             self._check_partitions(self._delta)
             self._check_rules(self._delta)
@@ -239,8 +236,7 @@ class DeltaTable(Table):
         """Give a file its name below the table. A batch that is repeated may find it there."""
         path = self.named(file, file.sha256[:HASH_DIGITS])
         place = self.folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(file.staged, place)
+        move(file.staged, place)
         return AddAction(
             path=path,
             size=file.size_bytes,
@@ -291,22 +287,13 @@ class DeltaTable(Table):
             return Verified(0, 0, 0, [])
         actions = pa.table(deltalake.DeltaTable(str(self.folder)).get_add_actions())
         files = actions.to_pylist()
-        problems = [each for file in files for each in self._differences(file)]
+        problems = [
+            each
+            for file in files
+            for each in differences(self.folder / file["path"], file["size_bytes"])
+        ]
         rows = sum(file["num_records"] or 0 for file in files)
         return Verified(self.version + 1, len(files), rows, sorted(problems))
-
-    def _differences(self, file: Mapping[str, Any]) -> Iterator[str]:
-        path = self.folder / file["path"]
-        named = OWN_NAME.fullmatch(path.name)
-        try:
-            is_same = path.stat().st_size == file["size_bytes"]
-            if is_same and named is not None:
-                is_same = sha256_of(path).startswith(named[1])
-        except OSError as error:
-            yield f"{path}: {error.strerror or error}"
-            return
-        if not is_same:
-            yield f"{path}: its content is not what was committed"
 
 
 def _fields(schema: Mapping[str, Any]) -> dict[str, Any]:

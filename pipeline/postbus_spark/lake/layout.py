@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from postbus_spark.errors import PostbusSparkError
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 OWN: Final = "_postbus"
+HASH_DIGITS: Final = 32
+HASHED_NAME: Final = re.compile(rf"p\d+-\d+-\d+-([0-9a-f]{{{HASH_DIGITS}}})\.parquet$")
 HOUR_MS: Final = 3_600_000
 CHUNK_BYTES: Final = 1 << 20
 
@@ -68,6 +71,16 @@ class Mark(NamedTuple):
     ends: Mapping[int, int]
 
 
+class CatalogTable(NamedTuple):
+    """A table in a catalog of Iceberg: `uri` of REST, or `sqlite:///` and a file; `name` with its
+    namespace.
+    """
+
+    uri: str
+    name: str
+    warehouse: str | None
+
+
 class Verified(NamedTuple):
     """What was found in a table; `problems` are sentences."""
 
@@ -95,6 +108,9 @@ class StagedFile:
 
 class Table(ABC):
     """A table as its only driver sees it, from `open` on."""
+
+    has_period_columns: ClassVar[bool] = False
+    """Whether files have the columns that are their folders, too."""
 
     def __init__(self, folder: Path, partition_by: Sequence[str]) -> None:
         self.folder = folder
@@ -181,6 +197,14 @@ class Table(ABC):
                 f"the folder {self.folder} has files and is no table: name an empty folder"
             )
 
+    def check_other_format(self, wanted: str) -> None:
+        """Raise `InvalidTable` if the folder is a table of Parquet."""
+        if (self.folder / OWN / "commits").exists():
+            raise InvalidTable(
+                f"the table {self.folder} is one of Parquet: name an empty folder for one of"
+                f" {wanted}"
+            )
+
     def taken(self) -> TableTaken:
         """Return the error of a driver that another one has overtaken."""
         return TableTaken(
@@ -238,6 +262,26 @@ def sha256_of(path: Path) -> str:
         while data := opened.read(CHUNK_BYTES):
             digest.update(data)
     return digest.hexdigest()
+
+
+def differences(path: Path, size_bytes: int) -> Iterator[str]:
+    """Yield how a file differs from its commit: in size, or from a hash in its name."""
+    named = HASHED_NAME.fullmatch(path.name)
+    try:
+        is_same = path.stat().st_size == size_bytes
+        if is_same and named is not None:
+            is_same = sha256_of(path).startswith(named[1])
+    except OSError as error:
+        yield f"{path}: {error.strerror or error}"
+        return
+    if not is_same:
+        yield f"{path}: its content is not what was committed"
+
+
+def move(staged: str, place: Path) -> None:
+    """Give a file its name; one of this name has the same content. Raises `OSError`."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(staged, place)
 
 
 def sync_file(path: Path) -> None:
