@@ -37,6 +37,11 @@ setup: .venv/.ready ## make .venv with everything for development
 	$(DEMO_BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
+.venv-s3/.ready: requirements-s3.lock
+	test -x .venv-s3/bin/python || $(PYTHON) -m venv .venv-s3
+	.venv-s3/bin/python $(PIP) --require-hashes -r requirements-s3.lock
+	@touch $@
+
 HOOK = $(shell git rev-parse --git-path hooks)/commit-msg
 
 .PHONY: hooks
@@ -153,7 +158,7 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
 
 .PHONY: test-pipeline
-test-pipeline: setup ## more tests on Spark, and with kills; needs java
+test-pipeline: setup .venv-s3/.ready ## more tests on Spark, and with kills; needs java
 	@$(BIN)/python -m pytest tests/pipeline tests/faults -m "thorough" $(PYTEST_FLAGS)
 
 .PHONY: kube-tools
@@ -253,6 +258,7 @@ lock: setup ## compile the lock files from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra bulk --extra dataplane --extra operator --extra tracing --group sdk -c requirements.lock -o requirements-image.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra pipeline -c requirements.lock -o requirements-pipeline.lock
 	$(BIN)/uv pip compile --group build $(LOCK_FLAGS) -c requirements.lock -o requirements-build.lock
+	$(BIN)/uv pip compile --group s3 $(LOCK_FLAGS) -o requirements-s3.lock
 
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"

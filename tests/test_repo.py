@@ -84,7 +84,7 @@ ROOT_ENTRIES = {
     "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "charts", "conftest.py", "crds",
     "dataplane", "docs", "e2e", "examples", "operator", "pipeline", "pyproject.toml",
     "requirements-build.lock", "requirements-demo.lock", "requirements-image.lock",
-    "requirements-pipeline.lock", "requirements.lock", "tests",
+    "requirements-pipeline.lock", "requirements-s3.lock", "requirements.lock", "tests",
 }  # fmt: skip
 
 # Folders whose tests do what clients do: over AMQP, HTTP and the control API, with the command
@@ -303,7 +303,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
 
 def test_lock_files_hold_hashes_and_no_addresses() -> None:
     names = [path.name for path in ROOT.glob("requirements*.lock")]
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         text = read(ROOT / name)
         assert "--hash=sha256:" in text
@@ -313,7 +313,7 @@ def test_lock_files_hold_hashes_and_no_addresses() -> None:
 def test_lock_files_hold_each_package_that_their_extras_name() -> None:
     extras = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     recipes = re.findall(r"pip compile (.+) -o (\S+)$", read(ROOT / "Makefile"), re.MULTILINE)
-    assert len(recipes) == 5
+    assert len(recipes) == 6
     for options, name in recipes:
         locked = set(re.findall(r"^([a-z0-9.-]+)==", read(ROOT / name), re.MULTILINE))
         for extra in re.findall(r"--extra (\S+)", options):

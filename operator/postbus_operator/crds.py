@@ -13,11 +13,14 @@ from typing import Any, Final
 
 from postbus.contract.entities import LIMITS, NAMESPACE_NAME, PREMIUM_SIZES_MB, Sku
 from postbus.contract.pipeline import (
+    BUCKET,
     CRON_FIELD,
     DEFAULT_ATTEMPTS,
     DEFAULT_BYTES_PER_TRIGGER,
     LEAST_MEMORY_MIB,
     MAX_SINKS,
+    S3,
+    S3_NAME,
     VIEW_NAME,
     PipelineDocument,
     PipelineSpec,
@@ -367,20 +370,42 @@ UNLIMITED: Final = (
 """Limits are those that the API server fills in."""
 
 IN_A_VOLUME: Final = (
-    "!has(s.table) || has(self.volumes)"
+    f"!has(s.table) || s.table.path.startsWith('{S3}') || has(self.volumes)"
     " && self.volumes.exists(v, (s.table.path + '/').startsWith(v.mountPath + '/'))"
 )
 
 
-def _folder(path: str, field: str, unless: str = "") -> Rule:
-    """Return a rule for a folder: below the root, without `..`, no address of an object store."""
-    return Rule(
-        path,
-        f"{unless}self.{field}.startsWith('/') && !self.{field}.contains('://')"
+def _is_folder(field: str) -> str:
+    """Return the condition of a folder: below the root, without `..`, no address of a store."""
+    return (
+        f"self.{field}.startsWith('/') && !self.{field}.contains('://')"
         f" && !self.{field}.matches('(^|/)[.][.](/|$)')"
-        f" && self.{field}.matches('/([^/.]|[.][^/.]|[.][.][^/])')",
-        FOLDER,
-        field,
+        f" && self.{field}.matches('/([^/.]|[.][^/.]|[.][.][^/])')"
+    )
+
+
+def _folder(path: str, field: str, unless: str = "") -> Rule:
+    """Return a rule for a folder."""
+    return Rule(path, f"{unless}{_is_folder(field)}", FOLDER, field)
+
+
+def _table(path: str) -> tuple[Rule, ...]:
+    """Return the rules for a table: where it lies, and what one of Iceberg has."""
+    is_prefix = f"self.path.matches('^{S3}{BUCKET}(/+{S3_NAME})+/*$')"
+    is_clean = "!self.path.matches('/[.]+(/|$)')"
+    return (
+        Rule(
+            path,
+            f"self.path.startsWith('{S3}') ? {is_prefix} && {is_clean} : {_is_folder('path')}",
+            f"{FOLDER}, or a bucket and a prefix, such as s3://lake/orders",
+            "path",
+        ),
+        Rule(
+            path,
+            "has(self.name) == (self.format == 'iceberg')"
+            " && has(self.catalog) == (self.format == 'iceberg')",
+            "a table of iceberg has a name, such as shop.orders, and a catalog, and no other has",
+        ),
     )
 
 
@@ -441,7 +466,13 @@ PIPELINE_RULES: Final = (
         "to must be later than from",
         "to",
     ),
-    _folder("spec.sources[].table", "path"),
+    *_table("spec.sources[].table"),
+    Rule(
+        "spec.sources[].table",
+        f"self.format != 'parquet' || !self.path.startsWith('{S3}')",
+        "Spark reads Parquet on S3 with a jar only: name a table of delta or iceberg",
+        "path",
+    ),
     Rule(
         "spec",
         f"self.sources.exists(s, {_bounded('s')}) != has(self.checkpoint)",
@@ -519,7 +550,7 @@ PIPELINE_RULES: Final = (
         "schedule",
     ),
     _folder("spec.checkpoint", "path"),
-    _folder("spec.sinks[].table", "path"),
+    *_table("spec.sinks[].table"),
     _folder("spec.volumes[]", "mountPath"),
     _folder("spec.lookups[]", "parquet", unless="!has(self.parquet) || "),
     _folder("spec.lookups[]", "delta", unless="!has(self.delta) || "),

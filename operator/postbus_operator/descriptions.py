@@ -212,7 +212,7 @@ _PIPELINE: Final = {
     "sinks[].table": "Table that gets the rows.",
     "sinks[].rate": "Most messages per second of a queue or topic.",
     "table.format": "Format of its files.",
-    "table.path": "Its folder, below the mountPath of a volume.",
+    "table.path": "Its folder, below the mountPath of a volume, or s3://bucket/prefix.",
     "table.name": "Of iceberg: name in the catalog, with its namespace, such as shop.orders.",
     "table.catalog": "Of iceberg: the catalog that has the table.",
     "catalog.uri": "Address of a REST catalog, or sqlite:/// and a file below the mountPath of a"

@@ -40,6 +40,8 @@ def replay(**fields: Any) -> Spec:
 DRAINED: Final = source(queue="orders", mode="drain")
 HISTORY: Final = {"queue": "orders", "mode": "history"}
 CAPTURED: Final = {"format": "parquet", "path": "/lake/orders"}
+CATALOG: Final = {"uri": "https://catalog.shop/api"}
+ICEBERG: Final = {"format": "iceberg", "name": "shop.orders", "catalog": CATALOG}
 NOON: Final = "2026-01-31T12:00:00Z"
 NO_FOLDERS: Final = ("lake", "/", "/./", "/a/../b", "s3://lake/orders", "/..", "")
 
@@ -104,6 +106,14 @@ REFUSED_PIPELINES: Final = [
     *(({"checkpoint": {"path": path}}, "path") for path in NO_FOLDERS),
     ({"checkpoint": {"path": "lake"}}, "an absolute path of a folder, such as /lake/orders"),
     (table(path="/a/../b"), "an absolute path of a folder, such as /lake/orders"),
+    (table(path="s3://lake"), "or a bucket and a prefix, such as s3://lake/orders"),
+    (table(path="s3://lake/a/../b"), "or a bucket and a prefix, such as s3://lake/orders"),
+    (table(path="s3://lake/a b"), "or a bucket and a prefix, such as s3://lake/orders"),
+    (replay(table={**CAPTURED, "path": "s3://lake/a"}), "Spark reads Parquet on S3 with a jar"),
+    (table(format="iceberg"), "a table of iceberg has a name, such as shop.orders"),
+    (table(name="shop.orders"), "a table of iceberg has a name, such as shop.orders"),
+    (table(catalog=CATALOG), "a table of iceberg has a name, such as shop.orders"),
+    (table(**(ICEBERG | {"name": "orders"})), "should match"),
     (
         {"volumes": [{"claimName": "lake", "mountPath": "/"}]},
         "an absolute path of a folder, such as /lake/orders",
@@ -136,6 +146,9 @@ REFUSED_PIPELINE_CHANGES: Final = [
 ACCEPTED_PIPELINES: Final[list[Spec]] = [
     {},
     table(path="/lake/..."),
+    table(path="s3://lake/shop/date=1") | {"volumes": None},
+    table(**ICEBERG),
+    replay(table={**CAPTURED, **ICEBERG, "path": "s3://lake/orders"}),
     {"sinks": [TABLE], "volumes": [{"claimName": "lake", "mountPath": "/lake/orders"}]},
     source(topic="events", subscription="lake", subQueue="deadLetter"),
     DRAINED | sink(deadLetter="orders"),

@@ -42,6 +42,7 @@ from tests.dev_bus import ROOT, environment, running_dev_bus
 from tests.edge.bus_thread import RULES, BusThread
 from tests.pipeline.lake import GROUP, Lake
 from tests.pipeline.pipelines import PRICED, TRANSFORM, Pipe, order
+from tests.pipeline.s3_server import running_s3
 
 GUIDE = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "pipeline" / "price-orders.yaml"
@@ -565,6 +566,23 @@ class PipelineTests:
         assert process.wait(60) == 0
         assert is_done(pipe)
 
+    @thorough
+    @pytest.mark.parametrize("table_format", ["parquet", "iceberg"])
+    def test_executors_write_a_table_on_s3(self, drained: Lake, table_format: str) -> None:
+        """In a process of its own: the workers of Python have the environment of their JVM."""
+        pipe = Pipe(drained, table_format)
+        pipe.place["path"] = "s3://lake/priced"
+        pipe.document()
+        with running_s3("lake") as surroundings:
+            process = started(pipe, **surroundings)
+            assert process.wait(600) == 0
+            check = [sys.executable, "-m", "postbus_spark.jobs.main", "verify", str(pipe.file)]
+            given = environment(**surroundings, PYTHONPATH=PATHS)
+            done = subprocess.run(check, capture_output=True, text=True, check=True, env=given)
+        assert f", {len(GOOD)} rows" in done.stdout
+        assert reasons(drained) == sorted(BAD.values())
+        assert drained.group().plan.is_settled
+
     def test_the_example_of_iceberg_works(self, spark: SparkSession, drained: Lake) -> None:
         text = (EXAMPLE.parent / "capture-orders-iceberg.yaml").read_text(encoding="utf-8")
         folder = drained.folder / "lake"
@@ -623,12 +641,12 @@ def run_script(guide: str, folder: Path, **changes: str) -> subprocess.Completed
     return done
 
 
-def started(pipe: Pipe) -> subprocess.Popen[bytes]:
+def started(pipe: Pipe, **more: str) -> subprocess.Popen[bytes]:
     """Run a pipeline as a process with a group of its own, which has its JVM, too."""
     command = [sys.executable, "-m", "postbus_spark.jobs.main", "run", str(pipe.file)]
     return subprocess.Popen(
         [*command, "--connection-string-file", pipe.lake.connection_file()],
-        env=environment(SPARK_LOCAL_IP=LOOPBACK, PYTHONPATH=PATHS),
+        env=environment(**more, SPARK_LOCAL_IP=LOOPBACK, PYTHONPATH=PATHS),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -27,7 +27,8 @@ from pyspark.sql.types import (
 from postbus_spark.jobs.failures import ExitCode, exit_code
 from postbus_spark.lake import iceberg as iceberg_module
 from postbus_spark.lake.iceberg import IcebergTable, loaded, read_rows
-from postbus_spark.lake.layout import CatalogTable, InvalidTable, TableTaken
+from postbus_spark.lake.layout import CatalogTable, TableTaken
+from postbus_spark.lake.places import Folder, InvalidTable
 from tests.pipeline.rest_catalog import RestCatalog
 from tests.pipeline.test_tables import (
     COLUMNS,
@@ -148,7 +149,7 @@ def test_a_driver_killed_in_the_first_batch_is_followed_by_another(
             (iceberg.folder / "metadata").mkdir()
         raise RuntimeError("killed")
 
-    of = iceberg_module if point in {"created", "sync_names"} else IcebergTable
+    of = {"created": iceberg_module, "sync_names": Folder}.get(point, IcebergTable)
     with monkeypatch.context() as patched:
         patched.setattr(of, point, killed)
         with pytest.raises(RuntimeError, match="killed"):

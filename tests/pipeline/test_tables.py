@@ -17,20 +17,19 @@ import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql.types import ArrayType, DayTimeIntervalType, StructType
 
-from postbus_spark.lake import delta as delta_module
 from postbus_spark.lake.delta import DeltaTable
 from postbus_spark.lake.iceberg import IcebergTable, loaded
 from postbus_spark.lake.layout import (
     HOUR_MS,
     Batch,
     CatalogTable,
-    InvalidTable,
     StagedFile,
     Table,
     TableAhead,
     TableTaken,
 )
 from postbus_spark.lake.parquet import Commit, ParquetTable
+from postbus_spark.lake.places import Folder, InvalidTable
 
 HOUR = 491_520 * HOUR_MS  # 2026-01-27, midnight UTC
 COLUMNS = StructType().add("sku", "string").add("price", "double")
@@ -79,7 +78,7 @@ def reopened(table: Table) -> Any:
 def staged(table: Table, batch: Batch, partition: int = 0, **more: Any) -> StagedFile:
     """Write a file as an executor does."""
     first, end = batch.ranges[partition]
-    path = table.staging(batch) / f"{partition}-{first}.parquet"
+    path = Path(table.staging(batch)) / f"{partition}-{first}.parquet"
     rows = end - first
     columns: dict[str, Any] = {"sku": rows * ["apple"], "price": rows * [0.5], **more}
     if table.has_period_columns:
@@ -335,7 +334,7 @@ def test_a_driver_killed_in_the_first_batch_is_followed_by_another(
             (delta.folder / "_delta_log").mkdir()
         raise RuntimeError("killed")
 
-    of = {"create": deltalake.DeltaTable, "sync_names": delta_module}.get(point, DeltaTable)
+    of = {"create": deltalake.DeltaTable, "sync_names": Folder}.get(point, DeltaTable)
     with monkeypatch.context() as patched:
         patched.setattr(of, point, killed)
         with pytest.raises(RuntimeError, match="killed"):

@@ -52,7 +52,7 @@ UTC_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-
 def _folder(path: str) -> str:
     """Return an absolute path of a folder, or raise ValueError."""
     if "://" in path:
-        raise ValueError("only folders of a file system can be used, such as /lake/orders")
+        raise ValueError("only a folder of a file system can be used, such as /lake/orders")
     if not path.startswith("/") or "\x00" in path or ".." in path.split("/"):
         raise ValueError("an absolute path of a folder, such as /lake/orders")
     folder = "/" + "/".join(part for part in path.split("/") if part not in {"", "."})
@@ -60,6 +60,32 @@ def _folder(path: str) -> str:
         raise ValueError("a folder below the root, such as /lake/orders")
     return folder
 
+
+def _place(path: str) -> str:
+    """Return a folder, or a prefix of a bucket, or raise ValueError."""
+    if not path.startswith(S3):
+        if "://" in path:
+            raise ValueError("a folder, such as /lake/orders, or s3://bucket/orders")
+        return _folder(path)
+    bucket, _, prefix = path.removeprefix(S3).partition("/")
+    parts = [part for part in prefix.split("/") if part]
+    if not re.fullmatch(BUCKET, bucket) or not parts or not all(map(_is_plain, parts)):
+        raise ValueError("a bucket and a prefix of letters, digits and ._=-: s3://lake/orders")
+    return "/".join([f"{S3}{bucket}", *parts])
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a name means the same to all libraries of S3, without an escape."""
+    return re.fullmatch(S3_NAME, name) is not None and set(name) != {"."}
+
+
+S3: Final = "s3://"
+BUCKET: Final = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+S3_NAME: Final = "[A-Za-z0-9._=-]+"
+TablePath = Annotated[
+    str, StringConstraints(min_length=1, max_length=1_000), AfterValidator(_place)
+]
+"""A folder, or a prefix of a bucket of S3."""
 
 Folder = Annotated[str, StringConstraints(min_length=1, max_length=1_000), AfterValidator(_folder)]
 SQLITE: Final = "sqlite:///"
@@ -143,7 +169,7 @@ class TablePlace(Model):
     """A table in a folder. One of Iceberg has a `name` in a `catalog` besides."""
 
     format: Literal["parquet", "delta", "iceberg"]
-    path: Folder
+    path: TablePath
     name: Annotated[str, StringConstraints(max_length=255, pattern=TABLE_NAME)] | None = None
     catalog: Catalog | None = None
 
@@ -159,6 +185,15 @@ class TablePlace(Model):
 
 class SourceTable(TablePlace):
     """A table that a pipeline has written."""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        if self.format == "parquet" and self.path.startswith(S3):
+            raise ValueError(
+                "Spark reads Parquet on S3 with a jar only: name a table of delta or iceberg, or a"
+                " copy of this one in a folder"
+            )
+        return self
 
 
 class Source(Model):

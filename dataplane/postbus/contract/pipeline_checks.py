@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 from postbus.contract.bulk import GROUP_NAME
 from postbus.contract.pipeline import (
     MALFORMED,
+    S3,
     LakeTable,
     Limits,
     PipelineDocument,
@@ -205,7 +206,8 @@ def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
         if table is None or not spec.volumes:
             continue
         where = ("spec", kind, at, "table")
-        if not any(volume.has(table.path) for volume in spec.volumes):
+        is_in_bucket = table.path.startswith(S3)
+        if not is_in_bucket and not any(volume.has(table.path) for volume in spec.volumes):
             yield (*where, "path"), IN_NO_VOLUME
         folder = None if table.catalog is None else table.catalog.folder
         if folder is not None and not any(volume.has(folder) for volume in spec.volumes):

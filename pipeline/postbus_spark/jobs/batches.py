@@ -123,7 +123,7 @@ class Batches:
             output = with_periods(output, spec.partition_by)
         table.check(output.schema)
         period_ms = period_of(spec.partition_by)
-        job = TableJob(sink.origin, str(table.staging(batch)), period_ms, dict(batch.ranges))
+        job = TableJob(sink.origin, table.staging(batch), period_ms, dict(batch.ranges))
         files = write_table(output, job)
         table.commit(batch, output.schema, files)
         rows = sum(file.rows for file in files)
@@ -190,7 +190,7 @@ def tables_of(document: PipelineDocument) -> dict[str, Table]:
 
 
 def _table(spec: LakeTable) -> Table:
-    folder = Path(spec.path)
+    folder = spec.path
     if spec.format == "parquet":
         return ParquetTable(folder, spec.partition_by)
     if spec.format == "delta":

@@ -14,7 +14,8 @@ from pyspark.errors import PySparkException
 from postbus.contract.yaml_documents import ManifestError
 from postbus_spark import errors
 from postbus_spark.jobs.frames import InvalidPipeline
-from postbus_spark.lake.layout import InvalidTable, TableAhead
+from postbus_spark.lake.layout import TableAhead
+from postbus_spark.lake.places import InvalidTable
 
 
 class ExitCode(IntEnum):

@@ -19,7 +19,8 @@ from postbus.contract.pipeline import MALFORMED, PythonFunction, Sink
 from postbus.contract.pipeline_checks import ordered_queries
 from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.files import KEYS
-from postbus_spark.lake.layout import CatalogTable, InvalidTable
+from postbus_spark.lake.layout import CatalogTable
+from postbus_spark.lake.places import InvalidTable, place_at
 from postbus_spark.schema import WRITTEN, check_written, ddl, default_columns
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ def read_delta(
     from deltalake.exceptions import DeltaError
 
     try:
-        table = deltalake.DeltaTable(folder)
+        options = place_at(folder).options
+        table = deltalake.DeltaTable(folder, storage_options=options)
         return session.createDataFrame(table.to_pyarrow_table(filters=list(filters) or None))
     except (DeltaError, pa.ArrowInvalid) as error:
         raise InvalidPipeline(

@@ -262,7 +262,7 @@ def _reset(given: argparse.Namespace) -> None:
 
 def _verify(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.batches import tables_of
-    from postbus_spark.lake.layout import InvalidTable
+    from postbus_spark.lake.places import InvalidTable
 
     document = _document(given)
     if document.spec.source.is_bounded:

@@ -34,6 +34,7 @@ from postbus_spark.jobs.frames import (
 )
 from postbus_spark.jobs.runner import Unprocessed
 from postbus_spark.lake.files import KEYS
+from postbus_spark.lake.places import place_at
 from postbus_spark.publish import Writer
 from postbus_spark.schema import BY_NAME, WRITTEN, ddl, default_columns
 from postbus_spark.writer import BATCH
@@ -185,7 +186,7 @@ def no_messages(spec: PipelineSpec, spark: SparkSession) -> DataFrame:
 def _table_rows(source: Source, spark: SparkSession) -> DataFrame:
     table = source.table
     assert table is not None
-    if not Path(table.path).is_dir():
+    if not place_at(table.path).names():
         raise InvalidPipeline(PATH, f"there is no folder {table.path}: correct it")
     start, end = (
         None if text is None else datetime.fromisoformat(text)

@@ -11,7 +11,6 @@ refused, since both write the same transactions; commits of other programs are n
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -26,19 +25,15 @@ from postbus_spark.lake.layout import (
     HASH_DIGITS,
     OWN,
     Batch,
-    InvalidTable,
     Mark,
     StagedFile,
     Table,
     TableTaken,
     Verified,
-    differences,
     mark_of,
-    move,
     periods,
-    sync_file,
-    sync_names,
 )
+from postbus_spark.lake.places import InvalidTable
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -80,9 +75,10 @@ class DeltaTable(Table):
 
     def load(self) -> None:
         self._delta = None
-        if self.folder.is_dir():
+        names = self.place.names()
+        if LOG in names:
             try:
-                self._delta = deltalake.DeltaTable(str(self.folder))
+                self._delta = self._read()
             except TableNotFoundError:
                 pass
             except DeltaError as error:
@@ -96,12 +92,17 @@ class DeltaTable(Table):
 
     def open(self) -> None:
         self.load()
+        self.place.check()
         self.sweep()
+
+    def _read(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(str(self.folder), storage_options=self.place.options)
 
     def _is_begun(self) -> bool:
         """Return whether a driver was killed while it made the table: its log has no entry."""
-        names = set(os.listdir(self.folder)) if self.folder.is_dir() else set()
-        return LOG in names and names <= {OWN, LOG} and not any((self.folder / LOG).glob("*.json"))
+        names, entries = self.place.names(), self.place.names(LOG)
+        is_begun = LOG in names and names <= {OWN, LOG}
+        return is_begun and not any(name.endswith(".json") for name in entries)
 
     def _unusable(self, error: Exception) -> InvalidTable:
         return InvalidTable(
@@ -192,6 +193,7 @@ class DeltaTable(Table):
                 deltalake.Schema([*lacking, *folders]),
                 mode="ignore",
                 partition_by=list(self.partition_by),
+                storage_options=self.place.options,
             )
         elif lacking:
             self._delta.alter.add_columns(lacking)
@@ -211,7 +213,7 @@ class DeltaTable(Table):
                     raise self.taken()
                 if not files:  # the table is there first: a folder with files only is none
                     files = [self._placed(file) for file in wanted]
-                    sync_names(self.folder, (file.path for file in files))
+                    self.place.sync_names(file.path for file in files)
                 self._add(delta, mark_of(batch, before), files, first)
                 return
             except CommitFailedError as error:
@@ -235,13 +237,12 @@ class DeltaTable(Table):
     def _placed(self, file: StagedFile) -> AddAction:
         """Give a file its name below the table. A batch that is repeated may find it there."""
         path = self.named(file, file.sha256[:HASH_DIGITS])
-        place = self.folder / path
-        move(file.staged, place)
+        self.place.move(self.staged_path(file), path)
         return AddAction(
             path=path,
             size=file.size_bytes,
             partition_values=self._values(file.period_ms),
-            modification_time=place.stat().st_mtime_ns // 1_000_000,
+            modification_time=self.place.look(path)[1],
             data_change=True,
             stats=json.dumps(_stats(file)),
         )
@@ -274,9 +275,8 @@ class DeltaTable(Table):
         )
         self.load()
         logs = [f"{LOG}/{version:020}.json" for version in range(first, self.version + 1)]
-        for log in logs:
-            sync_file(self.folder / log)
-        sync_names(self.folder, logs)
+        self.place.sync_files(logs)
+        self.place.sync_names(logs)
 
     # --- verify ---------------------------------------------------------------------------------
 
@@ -285,12 +285,10 @@ class DeltaTable(Table):
         self.load()
         if self._delta is None:
             return Verified(0, 0, 0, [])
-        actions = pa.table(deltalake.DeltaTable(str(self.folder)).get_add_actions())
+        actions = pa.table(self._read().get_add_actions())
         files = actions.to_pylist()
         problems = [
-            each
-            for file in files
-            for each in differences(self.folder / file["path"], file["size_bytes"])
+            each for file in files for each in self.differences(file["path"], file["size_bytes"])
         ]
         rows = sum(file["num_records"] or 0 for file in files)
         return Verified(self.version + 1, len(files), rows, sorted(problems))

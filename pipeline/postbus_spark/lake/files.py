@@ -7,17 +7,16 @@ nobody reads it before the driver commits it. Neither the contract nor pydantic 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from io import RawIOBase
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
 from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.layout import HOUR_MS, StagedFile
+from postbus_spark.lake.places import new_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,7 +108,7 @@ class _FileWriter:
 
         self.key = key
         self._job = job
-        self._path = Path(job.folder) / f"{uuid4().hex}.parquet"
+        self._path = f"{job.folder}/{uuid4().hex}.parquet"
         self._file = _HashedFile(self._path)
         self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
         self._waiting: list[pa.RecordBatch] = []
@@ -154,7 +153,7 @@ class _FileWriter:
         self._writer.close()
         size_bytes, sha256 = self._file.complete()
         made = StagedFile(
-            staged=str(self._path),
+            staged=self._path,
             partition=self.key[0],
             first=self._first,
             last=self._last,
@@ -179,9 +178,9 @@ def _file_schema() -> pa.Schema:
 class _HashedFile(RawIOBase):
     """A file that is written once from its beginning, with the hash of what was written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         super().__init__()
-        self._file = path.open("xb")
+        self._file = new_file(path)
         self._hash = hashlib.sha256()
         self._size_bytes = 0
 
@@ -200,7 +199,5 @@ class _HashedFile(RawIOBase):
 
     def complete(self) -> tuple[int, str]:
         """Bring the file to disk; return its size and hash."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._file.complete()
         return self._size_bytes, self._hash.hexdigest()

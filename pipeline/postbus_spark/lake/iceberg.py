@@ -32,18 +32,14 @@ from postbus_spark.lake.layout import (
     OWN,
     Batch,
     CatalogTable,
-    InvalidTable,
     Mark,
     StagedFile,
     Table,
     TableTaken,
     Verified,
-    differences,
     mark_of,
-    move,
-    sync_file,
-    sync_names,
 )
+from postbus_spark.lake.places import InvalidTable, endpoint_url, region
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -118,9 +114,11 @@ class IcebergTable(Table):
     has_period_columns = True
     _table: IcebergTables | None = None
 
-    def __init__(self, folder: Path, partition_by: Sequence[str], place: CatalogTable) -> None:
+    def __init__(
+        self, folder: Path | str, partition_by: Sequence[str], entry: CatalogTable
+    ) -> None:
         super().__init__(folder, partition_by)
-        self._place = place
+        self._entry = entry
 
     @property
     def version(self) -> int:
@@ -131,7 +129,7 @@ class IcebergTable(Table):
 
     def load(self) -> None:
         with self._errors():
-            self._table = loaded(self._place)
+            self._table = loaded(self._entry)
         self.check_folder(is_table=self._table is not None or self._is_begun())
         self.check_other_format("Iceberg")
         if self._table is not None:
@@ -144,15 +142,15 @@ class IcebergTable(Table):
 
     def _is_begun(self) -> bool:
         """Return whether a driver was killed while it made the table: no snapshot was written."""
-        names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        has_snapshots = any((self.folder / METADATA).glob("*.avro"))
-        return METADATA in names and names <= {OWN, METADATA} and not has_snapshots
+        names, entries = self.place.names(), self.place.names(METADATA)
+        is_begun = METADATA in names and names <= {OWN, METADATA}
+        return is_begun and not any(name.endswith(".avro") for name in entries)
 
     def _check_table(self, table: IcebergTables) -> None:
         """Raise `InvalidTable` if the files of a pipeline cannot be those of the table."""
         if (location := table.location().removeprefix("file://").rstrip("/")) != str(self.folder):
             raise InvalidTable(
-                f"the table {self._place.name} of the catalog lies in {location}, and path is"
+                f"the table {self._entry.name} of the catalog lies in {location}, and path is"
                 f" {self.folder}: write this folder, or another name"
             )
         fields = [
@@ -176,7 +174,7 @@ class IcebergTable(Table):
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """Name table and catalog in errors. Raises `InvalidTable`, or `OSError` to try again."""
-        with catalog_errors(self._place, f"the table {self.folder}"):
+        with catalog_errors(self._entry, f"the table {self.folder}"):
             yield
 
     # --- positions ------------------------------------------------------------------------------
@@ -244,7 +242,7 @@ class IcebergTable(Table):
                     for at, name in enumerate(self.partition_by)
                 )
             )
-            self._table = created(self._place, str(self.folder), Schema(*fields), spec)
+            self._table = created(self._entry, str(self.folder), Schema(*fields), spec)
             self._check_table(self._table)
         return self._table
 
@@ -265,7 +263,7 @@ class IcebergTable(Table):
                     raise self.taken()
                 if placed is None:  # the table is there first: a folder with files only is none
                     placed = [self._placed(file) for file in files]
-                    sync_names(self.folder, placed)
+                    self.place.sync_names(placed)
                 try:
                     self._add(table, schema, wanted, placed)
                     return
@@ -279,7 +277,7 @@ class IcebergTable(Table):
     def _placed(self, file: StagedFile) -> str:
         """Give a file its name below the table. A batch that is repeated may find it there."""
         path = f"{DATA}/{self.named(file, file.sha256[:HASH_DIGITS])}"
-        move(file.staged, self.folder / path)
+        self.place.move(self.staged_path(file), path)
         return path
 
     def _add(
@@ -310,9 +308,9 @@ class IcebergTable(Table):
         made = [each for each in manifests if each.added_snapshot_id == snapshot.snapshot_id]
         paths = [table.metadata_location, snapshot.manifest_list]
         paths += [each.manifest_path for each in made]
-        for path in paths:
-            sync_file(Path(path))
-        sync_names(self.folder, [f"{METADATA}/{Path(path).name}" for path in paths])
+        below = [found for path in paths if (found := self.place.below(path)) is not None]
+        self.place.sync_files(below)
+        self.place.sync_names(below)
 
     def forget(self) -> None:
         if self._table is not None and self.mark is not None:
@@ -332,9 +330,8 @@ class IcebergTable(Table):
         problems = [
             each
             for file in files
-            for each in differences(
-                Path(file.file_path.removeprefix("file://")), file.file_size_in_bytes
-            )
+            if (path := self.place.below(file.file_path)) is not None
+            for each in self.differences(path, file.file_size_in_bytes)
         ]
         rows = sum(file.record_count for file in files)
         return Verified(self.version, len(files), rows, sorted(problems))
@@ -391,7 +388,12 @@ def created(place: CatalogTable, location: str, schema: Schema, spec: PartitionS
 
 
 def _catalog(place: CatalogTable) -> Catalog:
-    given = {"uri": place.uri, "warehouse": place.warehouse}
+    given = {
+        "uri": place.uri,
+        "warehouse": place.warehouse,
+        "s3.endpoint": endpoint_url(),
+        "s3.region": region(),
+    }
     kind = "sql" if place.uri.startswith(SQLITE) else "rest"
     properties = {name: value for name, value in given.items() if value is not None}
     return load_catalog(CATALOG, type=kind, **properties)

@@ -10,31 +10,25 @@ recognized whatever Spark calls it. How a commit is made is the format's.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from postbus_spark.errors import PostbusSparkError
+from postbus_spark.lake.places import InvalidTable, place_at
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 OWN: Final = "_postbus"
+STAGED: Final = f"{OWN}/staged"
 HASH_DIGITS: Final = 32
 HASHED_NAME: Final = re.compile(rf"p\d+-\d+-\d+-([0-9a-f]{{{HASH_DIGITS}}})\.parquet$")
 HOUR_MS: Final = 3_600_000
-CHUNK_BYTES: Final = 1 << 20
-
-
-class InvalidTable(PostbusSparkError):
-    """A folder is no table of this pipeline, is damaged, or cannot take the rows of an output."""
 
 
 class TableAhead(PostbusSparkError):
@@ -112,8 +106,10 @@ class Table(ABC):
     has_period_columns: ClassVar[bool] = False
     """Whether files have the columns that are their folders, too."""
 
-    def __init__(self, folder: Path, partition_by: Sequence[str]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str, partition_by: Sequence[str]) -> None:
+        """`folder`: one of a file system, or s3://bucket/prefix."""
+        self.place = place_at(str(folder))
+        self.folder = self.place.shown
         self.partition_by = tuple(partition_by)
         self.mark: Mark | None = None
         """None: the table takes whatever comes next."""
@@ -173,33 +169,28 @@ class Table(ABC):
             " run `postbus-pipeline reset`, which may add messages a second time"
         )
 
-    def staging(self, batch: Batch) -> Path:
+    def staging(self, batch: Batch) -> str:
         """Return the folder for files of a batch, made if need be."""
-        folder = self._staged / str(batch.epoch)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return self.place.folder(f"{STAGED}/{batch.epoch}")
 
     def sweep(self) -> None:
         """Remove files of drivers that cannot commit any more: a newer one has."""
         if self.mark is None:
             return
-        with suppress(FileNotFoundError):
-            for folder in self._staged.iterdir():
-                if folder.name.isdigit() and int(folder.name) < self.mark.epoch:
-                    shutil.rmtree(folder, ignore_errors=True)
+        for name in self.place.names(STAGED):
+            if name.isdigit() and int(name) < self.mark.epoch:
+                self.place.remove(f"{STAGED}/{name}")
 
     def check_folder(self, *, is_table: bool) -> None:
         """Raise `InvalidTable` unless the folder can be that of a table, or is one."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise InvalidTable(f"{self.folder} is no folder: name an empty one, or a new one")
-        if not is_table and self.folder.exists() and set(os.listdir(self.folder)) - {OWN}:
+        if self.place.names() - {OWN} and not is_table:
             raise InvalidTable(
                 f"the folder {self.folder} has files and is no table: name an empty folder"
             )
 
     def check_other_format(self, wanted: str) -> None:
         """Raise `InvalidTable` if the folder is a table of Parquet."""
-        if (self.folder / OWN / "commits").exists():
+        if "commits" in self.place.names(OWN):
             raise InvalidTable(
                 f"the table {self.folder} is one of Parquet: name an empty folder for one of"
                 f" {wanted}"
@@ -221,9 +212,22 @@ class Table(ABC):
         values = periods(period_ms, self.partition_by)
         return [f"{name}={value}" for name, value in values.items()]
 
-    @property
-    def _staged(self) -> Path:
-        return self.folder / OWN / "staged"
+    def staged_path(self, file: StagedFile) -> str:
+        """Return the path of a staged file below the table."""
+        return file.staged.removeprefix(f"{self.folder}/")
+
+    def differences(self, path: str, size_bytes: int) -> Iterator[str]:
+        """Yield how a file differs from its commit: in size, or from a hash in its name."""
+        named = HASHED_NAME.fullmatch(path.rpartition("/")[2])
+        try:
+            is_same = self.place.look(path)[0] == size_bytes
+            if is_same and named is not None:
+                is_same = self.place.sha256(path).startswith(named[1])
+        except OSError as error:
+            yield f"{self.folder}/{path}: {error.strerror or error}"
+            return
+        if not is_same:
+            yield f"{self.folder}/{path}: its content is not what was committed"
 
 
 def mark_of(batch: Batch, before: Mark | None = None) -> Mark:
@@ -253,52 +257,3 @@ def periods(period_ms: int | None, partition_by: Sequence[str]) -> dict[str, str
     time = datetime.fromtimestamp(period_ms / 1000, UTC)
     values = {"date": f"{time:%Y-%m-%d}", "hour": f"{time:%H}"}
     return {name: values[name] for name in partition_by}
-
-
-def sha256_of(path: Path) -> str:
-    """Return the hash of a file's content. Raises `OSError`."""
-    digest = hashlib.sha256()
-    with path.open("rb") as opened:
-        while data := opened.read(CHUNK_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
-
-
-def differences(path: Path, size_bytes: int) -> Iterator[str]:
-    """Yield how a file differs from its commit: in size, or from a hash in its name."""
-    named = HASHED_NAME.fullmatch(path.name)
-    try:
-        is_same = path.stat().st_size == size_bytes
-        if is_same and named is not None:
-            is_same = sha256_of(path).startswith(named[1])
-    except OSError as error:
-        yield f"{path}: {error.strerror or error}"
-        return
-    if not is_same:
-        yield f"{path}: its content is not what was committed"
-
-
-def move(staged: str, place: Path) -> None:
-    """Give a file its name; one of this name has the same content. Raises `OSError`."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(staged, place)
-
-
-def sync_file(path: Path) -> None:
-    """Bring the content of a file, or the names in a folder, to disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def sync_names(top: Path, paths: Iterable[str]) -> None:
-    """Bring the names of files below a folder to disk, with those of the folders between."""
-    changed: set[Path] = set()
-    for path in paths:
-        parent = (top / path).parent
-        changed |= {parent, *parent.parents}
-    for folder in changed:
-        if folder.is_relative_to(top):
-            sync_file(folder)

@@ -12,32 +12,29 @@ They leave out names that begin with `_`.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
 from postbus_spark.lake.layout import (
     OWN,
     Batch,
-    InvalidTable,
     Mark,
     StagedFile,
     Table,
     Verified,
     mark_of,
-    sha256_of,
-    sync_file,
-    sync_names,
 )
+from postbus_spark.lake.places import InvalidTable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql.types import StructType
 
 VERSION: Final = 1
+COMMITS: Final = f"{OWN}/commits"
 COMMIT_NAME: Final = re.compile(r"(\d{12})\.json")
 
 
@@ -102,9 +99,8 @@ class Commit:
 class ParquetTable(Table):
     """A folder of files with a log of its own."""
 
-    def __init__(self, folder: Path, partition_by: Sequence[str]) -> None:
+    def __init__(self, folder: Path | str, partition_by: Sequence[str]) -> None:
         super().__init__(folder, partition_by)
-        self._commits = folder / OWN / "commits"
         self.last: Commit | None = None
 
     @property
@@ -119,26 +115,25 @@ class ParquetTable(Table):
     def open(self) -> None:
         """Complete the last commit, besides."""
         self.load()
+        self.place.check()
         if self.last is not None:
             self._publish(self.last)
             self.sweep()
 
     def versions(self) -> list[int]:
         """Return the numbers of all commits."""
-        try:
-            names = os.listdir(self._commits)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        names = self.place.names(COMMITS)
         return sorted(int(found[1]) for name in names if (found := COMMIT_NAME.fullmatch(name)))
 
     def read(self, version: int) -> Commit:
         """Return a commit. Raises `InvalidTable`."""
-        file = self._commit_file(version)
+        path = _commit_path(version)
         try:
-            return Commit.of(file.read_text(encoding="utf-8"))
+            return Commit.of(self.place.read(path).decode())
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidTable(
-                f"the commit {file} cannot be read ({error}): restore it from a backup"
+                f"the commit {self.folder}/{path} cannot be read ({error}): restore it from a"
+                " backup"
             ) from None
 
     def check(self, schema: StructType) -> None:
@@ -171,8 +166,7 @@ class ParquetTable(Table):
             columns=self._merged(schema),
             files=tuple(self._file(version, each) for each in files),
         )
-        if made.files:
-            sync_file(self.staging(batch))
+        self.place.sync_names(file.staged for file in made.files)
         self._add(made)
         self._publish(made)
 
@@ -192,43 +186,36 @@ class ParquetTable(Table):
     def _file(self, version: int, file: StagedFile) -> TableFile:
         values = asdict(file)
         del values["period_ms"]
-        staged = Path(file.staged).relative_to(self.folder).as_posix()
-        return TableFile(**{**values, "path": self.named(file, f"c{version}"), "staged": staged})
+        path, staged = self.named(file, f"c{version}"), self.staged_path(file)
+        return TableFile(**{**values, "path": path, "staged": staged})
 
     def _add(self, commit: Commit) -> None:
         """Write a commit under its number, which nobody may have taken."""
-        self._commits.mkdir(parents=True, exist_ok=True)
-        made = self._commits / f".{uuid4().hex}"
         try:
-            with made.open("x", encoding="utf-8") as file:
-                file.write(commit.json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(made, self._commit_file(commit.version))
+            self.place.add(_commit_path(commit.version), commit.json().encode())
         except FileExistsError:
             raise self.taken() from None
-        finally:
-            made.unlink(missing_ok=True)
-        sync_file(self._commits)
         self._set(commit)
 
     def _publish(self, commit: Commit) -> None:
         """Give the files of a commit their names, unless they have them."""
         for file in commit.files:
-            path = self.folder / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                os.rename(self.folder / file.staged, path)
+                self.place.move(file.staged, file.path)
             except FileNotFoundError:
-                if not path.exists():
+                if not self._exists(file.path):
                     raise InvalidTable(
-                        f"the file {path} of commit {commit.version} is gone: restore it from a"
-                        " backup"
+                        f"the file {self.folder}/{file.path} of commit {commit.version} is gone:"
+                        " restore it from a backup"
                     ) from None
-        sync_names(self.folder, (file.path for file in commit.files))
+        self.place.sync_names(file.path for file in commit.files)
 
-    def _commit_file(self, version: int) -> Path:
-        return self._commits / f"{version:012}.json"
+    def _exists(self, path: str) -> bool:
+        try:
+            self.place.look(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     # --- verify ---------------------------------------------------------------------------------
 
@@ -247,9 +234,9 @@ class ParquetTable(Table):
         for file in files.values():
             problems += self._differences(file)
         problems += [
-            f"{self.folder / path}: no commit has this file"
-            for path in self._parquet_files()
-            if path not in files
+            f"{self.folder}/{path}: no commit has this file"
+            for path in sorted(self.place.paths())
+            if path.endswith(".parquet") and path not in files and not path.startswith(f"{OWN}/")
         ]
         rows = sum(file.rows for file in files.values())
         return Verified(len(versions), len(files), rows, problems)
@@ -268,20 +255,17 @@ class ParquetTable(Table):
                 )
 
     def _differences(self, file: TableFile) -> Iterator[str]:
-        path = self.folder / file.path
-        if not path.exists() and (self.folder / file.staged).exists():
-            path = self.folder / file.staged  # the next run gives it its name
+        path = file.path
+        if not self._exists(path) and self._exists(file.staged):
+            path = file.staged  # the next run gives it its name
         try:
-            found = sha256_of(path)
+            found = self.place.sha256(path)
         except OSError as error:
-            yield f"{path}: {error.strerror or error}"
+            yield f"{self.folder}/{path}: {error.strerror or error}"
             return
         if found != file.sha256:
-            yield f"{path}: its content is not what was committed"
+            yield f"{self.folder}/{path}: its content is not what was committed"
 
-    def _parquet_files(self) -> Iterator[str]:
-        for top, below, names in os.walk(self.folder):
-            below[:] = [name for name in below if name != OWN]
-            for name in names:
-                if name.endswith(".parquet"):
-                    yield (Path(top) / name).relative_to(self.folder).as_posix()
+
+def _commit_path(version: int) -> str:
+    return f"{COMMITS}/{version:012}.json"
