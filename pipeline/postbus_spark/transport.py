@@ -190,11 +190,17 @@ def _sent(
         raise
 
 
+CA_FILE: Final = "POSTBUS_CA_FILE"
+"""Variable with the authority of the bus. Not SSL_CERT_FILE: with that other libraries would trust
+nobody else, such as S3.
+"""
+
+
 def _connected(bus: Bus) -> HTTPConnection:
     parts = urlsplit(bus.url)
     host = parts.hostname or ""
     if parts.scheme == "https":
-        context = _tls(bus.ca_file)
+        context = _tls(bus.ca_file or os.environ.get(CA_FILE))
         connection: HTTPConnection = HTTPSConnection(
             host, parts.port, timeout=CONNECT_S, context=context
         )

@@ -183,7 +183,7 @@ async def test_the_pod_is_restricted_and_has_a_key_that_is_mounted(
     variables = {each["name"]: each["value"] for each in container["env"]}
     assert "--driver-memory 512m" in variables["PYSPARK_SUBMIT_ARGS"]
     assert variables["SPARK_LOCAL_IP"] == "127.0.0.1"
-    assert variables["SSL_CERT_FILE"] == "/etc/postbus/connection/ca.crt"
+    assert variables["POSTBUS_CA_FILE"] == "/etc/postbus/connection/ca.crt"
     mounts = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
     assert mounts == {
         "/etc/postbus/pipeline": True,

@@ -185,6 +185,15 @@ def test_tls_with_the_authority_of_the_bus(lake: Lake) -> None:
         bodies(lake, **more)
 
 
+def test_the_authority_of_the_bus_is_named_by_the_environment(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the bus alone: with SSL_CERT_FILE other libraries would trust nobody else."""
+    lake.send(b"one")
+    monkeypatch.setenv("POSTBUS_CA_FILE", str(lake.bus.authority_file))
+    assert bodies(lake, endpoint=f"https://localhost:{lake.bus.port}") == [b"one"]
+
+
 # --- streams --------------------------------------------------------------------------------------
 
 

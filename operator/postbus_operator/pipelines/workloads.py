@@ -333,7 +333,7 @@ def _common_environment(driver: Driver) -> dict[str, str]:
     """Return the variables that executors have, too."""
     values = {"HOME": TMP}
     if AUTHORITY_FILE in driver.connection:
-        values["SSL_CERT_FILE"] = f"{CONNECTION}/{AUTHORITY_FILE}"
+        values["POSTBUS_CA_FILE"] = f"{CONNECTION}/{AUTHORITY_FILE}"
     return values
 
 
