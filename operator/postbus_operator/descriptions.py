@@ -241,6 +241,9 @@ _PIPELINE: Final = {
     "executor.cores": "Tasks at a time.",
     "executor.coreRequest": "Cores that its node reserves, such as 500m; by default as many.",
     "executor.memory": "Memory of the pod, divided as that of the first one.",
+    "runtime.envFrom": "Variables of the pods; those of the operator come before them.",
+    "envFrom[].secretRef": "Secret of the resource's cluster namespace, whose keys are names of"
+    " variables. A pod that runs does not see its changes.",
     "volumes": "Volumes of the pods.",
     "volumes[].claimName": "PersistentVolumeClaim in the cluster namespace of the resource.",
     "volumes[].mountPath": "Its folder in the pod.",

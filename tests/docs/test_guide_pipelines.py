@@ -58,8 +58,8 @@ def test_fields_of_the_guide_are_those_of_the_model() -> None:
     shown_together = {
         "sources[].topic", "sources[].subscription", "sources[].body", "trigger.continuous",
         "trigger.once", "trigger.schedule", "transform", "sinks", "limits", "checkpoint",
-        "sinks[].topic", "runtime", "runtime.executor",
-        "volumes", "operatorSpec", "lookups[].delta",
+        "sinks[].topic", "runtime", "runtime.envFrom", "runtime.envFrom[].secretRef", "volumes",
+        "runtime.executor", "operatorSpec", "lookups[].delta",
     }  # fmt: skip
     assert known - set(rows) == shown_together
 

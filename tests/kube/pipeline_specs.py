@@ -127,6 +127,8 @@ REFUSED_PIPELINES: Final = [
     ({"runtime": {"executor": {"memory": "512Mi"}}}, "memory must be at least 1Gi"),
     ({"runtime": {"executor": {"cores": 0}}}, "greater than or equal to 1"),
     ({"runtime": {"executor": {"coreRequest": "0.5"}}}, "should match"),
+    ({"runtime": {"envFrom": [{}]}}, "Required value"),
+    ({"runtime": {"envFrom": [{"secretRef": {"name": "Lake"}}]}}, "should match"),
     ({"operatorSpec": {"deletionPolicy": "DeleteIfEmpty"}}, "supported values"),
     ({"operatorSpec": {"maxLag": "PT59S"}}, "must be between PT1M and P90D"),
 ]
@@ -164,6 +166,7 @@ ACCEPTED_PIPELINES: Final[list[Spec]] = [
     {"runtime": {"cores": 8, "memory": "1536Mi", "image": "shop/pricing:7"}},
     {"runtime": {"executors": 2, "executor": {"cores": 4, "coreRequest": "3500m"}}},
     {"runtime": {"executors": 100, "executor": {"coreRequest": "1", "memory": "64Gi"}}},
+    {"runtime": {"envFrom": [{"secretRef": {"name": "lake-access"}}]}},
     {"operatorSpec": {"deletionPolicy": "Retain", "maxLag": "PT1M"}},
 ]
 

@@ -164,7 +164,8 @@ async def test_the_pod_is_restricted_and_has_a_key_that_is_mounted(
         shop.make("Queue", "orders")
         shop.make("Queue", "copies")
         sinks = [{"from": "orders", "queue": shop.entity("copies")}]
-        make_pipeline(shop, sinks=sinks, runtime={"memory": "1536Mi"})
+        access = {"envFrom": [{"secretRef": {"name": "lake-access"}}]}
+        make_pipeline(shop, sinks=sinks, runtime={"memory": "1536Mi", **access})
         await started(shop)
     assert rights(shop) == ["Listen", "Send"]
     stateful_set = found(shop, STATEFUL_SETS)
@@ -180,6 +181,7 @@ async def test_the_pod_is_restricted_and_has_a_key_that_is_mounted(
         "requests": {"cpu": "2", "memory": "1536Mi"},
         "limits": {"memory": "1536Mi"},
     }
+    assert container["envFrom"] == access["envFrom"]
     variables = {each["name"]: each["value"] for each in container["env"]}
     assert "--driver-memory 512m" in variables["PYSPARK_SUBMIT_ARGS"]
     assert variables["SPARK_LOCAL_IP"] == "127.0.0.1"

@@ -414,6 +414,18 @@ Memory = Annotated[
 CORES_REQUEST: Final = r"^[1-9][0-9]{0,5}m?$"
 
 
+class SecretName(Model):
+    """A Secret of the pipeline's cluster namespace."""
+
+    name: DnsName
+
+
+class EnvironmentSource(Model):
+    """Variables of the pods: each key of a Secret is one, such as AWS_ACCESS_KEY_ID."""
+
+    secret_ref: SecretName = Field(alias="secretRef")
+
+
 class PodSize(Model):
     """Cores of Spark in a pod, and memory of Java and Python."""
 
@@ -439,7 +451,7 @@ class Executor(PodSize):
 
 
 class Runtime(PodSize):
-    """The pod that runs a pipeline, its image, and pods beside it that do its work.
+    """The pod that runs a pipeline, its image and environment, and pods beside it that do its work.
 
     `executors`: without any, the first pod does the work, with as many tasks at a time as it has
     cores. With some, it plans and commits.
@@ -448,6 +460,7 @@ class Runtime(PodSize):
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     executors: int = Field(0, ge=0, le=MAX_EXECUTORS)
     executor: Executor = Executor()
+    env_from: tuple[EnvironmentSource, ...] = Field((), alias="envFrom", max_length=16)
 
 
 class Volume(Model):

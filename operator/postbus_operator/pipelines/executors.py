@@ -113,6 +113,12 @@ def settings_of(driver: Driver, pod_file: str) -> dict[str, str]:
     }
 
 
+def variables_from(driver: Driver) -> list[Json]:
+    """Return the Secrets whose keys are variables of all pods: executors write tables, too."""
+    sources = driver.document.spec.runtime.env_from
+    return [{"secretRef": {"name": each.secret_ref.name}} for each in sources]
+
+
 def pod_template(
     driver: Driver, labels: Mapping[str, str], environment: list[Json], volumes: Mapping[str, Json]
 ) -> Json:
@@ -127,6 +133,7 @@ def pod_template(
         "command": ["postbus-pipeline"],
         "workingDir": "/tmp",
         "env": environment,
+        "envFrom": variables_from(driver),
         "volumeMounts": [
             mount(each["name"], path, is_writable="secret" not in each)
             for path, each in volumes.items()

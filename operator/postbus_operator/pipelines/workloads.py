@@ -35,6 +35,7 @@ from postbus_operator.pipelines.executors import (
     pod_template,
     rights_for,
     settings_of,
+    variables_from,
 )
 
 PIPELINE: Final = "pipeline"
@@ -275,6 +276,7 @@ def _template(driver: Driver) -> Json:
         ],
         "workingDir": TMP,
         "env": _environment(driver),
+        "envFrom": variables_from(driver),
         "volumeMounts": mounts,
     }
     return {
