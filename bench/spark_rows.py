@@ -30,7 +30,8 @@ from postbus_spark.batches import row_ranges
 from postbus_spark.client import GroupClient
 from postbus_spark.decode import Decoder, Place
 from postbus_spark.jobs.documents import read_pipeline
-from postbus_spark.jobs.runner import Runner, source_options
+from postbus_spark.jobs.readers import readers_of
+from postbus_spark.jobs.runner import Runner
 from postbus_spark.jobs.settling import settle_committed
 from postbus_spark.options import read_options
 from postbus_spark.rows import bulk_path, read_rows
@@ -284,8 +285,7 @@ def _runner(scene: Scene, mode: str, group: str, lake: Path, **spec: Any) -> Run
     file = scene.folder / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
     read = read_pipeline(file)
-    options = source_options(read, str(scene.bus.connection_file))
-    return Runner(read, GroupClient(read_options(options)), options)
+    return Runner(read, readers_of(read, str(scene.bus.connection_file)))
 
 
 # --- writes -------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from postbus.contract.pipeline import (
     DEFAULT_BYTES_PER_TRIGGER,
     LEAST_MEMORY_MIB,
     MAX_SINKS,
+    MAX_SOURCES,
     S3,
     S3_NAME,
     VIEW_NAME,
@@ -199,7 +200,7 @@ OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "correlationFilter": {"minProperties": 1},
     "properties": {"minProperties": 1},
     "maxSizeInMegabytes": {"minimum": None, "maximum": None, "enum": list(PREMIUM_SIZES_MB)},
-    "sources": {"minItems": 1, "maxItems": 1},
+    "sources": {"minItems": 1, "maxItems": MAX_SOURCES},
     "sinks": {"minItems": 1, "maxItems": MAX_SINKS},
 }
 """Fields whose schema is stricter than their model, which knows the tier -> words of the schema;
@@ -472,6 +473,37 @@ PIPELINE_RULES: Final = (
         f"self.format != 'parquet' || !self.path.startsWith('{S3}')",
         "Spark reads Parquet on S3 with a jar only: name a table of delta or iceberg",
         "path",
+    ),
+    Rule(
+        "spec.sources[]",
+        f"!{_bounded('self')} || !has(self.watermark)",
+        "history and tables are one batch: leave out watermark",
+        "watermark",
+    ),
+    Rule(
+        "spec.sources[]",
+        "has(self.watermark) || !has(self.deduplicate) || self.deduplicate.size() == 0",
+        "deduplicate needs a watermark: how long columns are remembered",
+        "deduplicate",
+    ),
+    Rule(
+        "spec",
+        "self.sources.all(s, self.sources.exists_one(x, x.name == s.name))",
+        "two sources have one name: choose another one",
+        "sources",
+    ),
+    Rule(
+        "spec",
+        f"self.sources.size() == 1 || !self.sources.exists(s, {_bounded('s')})",
+        "a source of history or of a table is the only one: remove the others",
+        "sources",
+    ),
+    Rule(
+        "spec",
+        "!self.sources.exists(s, has(s.watermark)) || !has(self.transform)"
+        " || !has(self.transform.python)",
+        "a function sees one batch at a time: write sql, or remove the watermark",
+        "transform",
     ),
     Rule(
         "spec",

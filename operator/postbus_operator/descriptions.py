@@ -180,7 +180,7 @@ _OPERATOR: Final = {
 _PIPELINE: Final = {
     "Pipeline": "Messages of a queue or subscription, transformed by Spark and written to entities,"
     " tables and dead letters.",
-    "sources": "The source; there is one.",
+    "sources": "What is read, up to ten sources; their number is for life.",
     "sources[].name": "Name of its view in SQL.",
     "sources[].queue": "Queue that is read; for life.",
     "sources[].topic": "Topic that is read, with a subscription; for life.",
@@ -194,6 +194,12 @@ _PIPELINE: Final = {
     " life.",
     "sources[].to": "Of a history or table: messages enqueued before this time in UTC; for life.",
     "sources[].body": "Content of bodies.",
+    "sources[].watermark": "How late rows may be: then queries may keep state between batches.",
+    "sources[].watermark.column": "Timestamp of a row: enqueued_time, or a field of bodies such as"
+    " body.placed, which becomes the column event_time.",
+    "sources[].watermark.delay": "Longest delay of a row behind the latest one.",
+    "sources[].deduplicate": "Of messages with equal values in these columns, the first one within"
+    " the delay is read.",
     "body.json": "Schema of bodies that are JSON, in Spark's SQL, such as sku string.",
     "lookups": "Tables that queries and functions may join.",
     "lookups[].name": "Name of its view in SQL.",

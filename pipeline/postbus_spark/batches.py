@@ -60,6 +60,8 @@ def readable(
     found = client.ranges()
     group = group_of(found, options)
     check_mode(group, options)
+    if options.is_plan_only:
+        raise InvalidOption("option endingOffsets: it is for streams, leave it out")
     if group.kind == "drain":
         raise InvalidOption(
             f"the reader group {group.name} drains {options.entity}, and a batch would settle"

@@ -65,6 +65,7 @@ class Options:
     from_ms: int | None = None
     to_ms: int | None = None
     pushes_filters: bool = False
+    is_plan_only: bool = False
 
     @property
     def is_groupless(self) -> bool:
@@ -121,6 +122,8 @@ def _check_mode(options: Options) -> None:
             f"option startingOffsets: the mode {mode} has no offsets: leave it out; a history takes"
             " startingTimestamp and endingTimestamp"
         )
+    if options.is_groupless and options.is_plan_only:
+        raise InvalidOption(f"option endingOffsets: the mode {mode} has no plan: leave it out")
     from_ms, to_ms = options.from_ms, options.to_ms
     if mode != "history" and (from_ms, to_ms) != (None, None):
         raise InvalidOption(
@@ -255,6 +258,12 @@ def _starting(text: str) -> Offset | None:
         raise ValueError("group, or an offset as JSON") from None
 
 
+def _ending(text: str) -> bool:
+    if text.lower() != "group":
+        raise ValueError("group, for the end of what is planned and not settled")
+    return True
+
+
 def _count(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
@@ -312,6 +321,7 @@ _OPTIONS: Final[_Options] = {
     "mode": ("mode", _mode),
     "readerGroup": ("reader_group", _group),
     "startingOffsets": ("starting", _starting),
+    "endingOffsets": ("is_plan_only", _ending),
     "maxMessagesPerTrigger": ("max_messages", _count(0, 2**53)),
     "maxBytesPerTrigger": ("max_bytes", _count(0, 2**53)),
     "minPartitions": ("min_partitions", _count(1, MAX_PARTITIONS)),

@@ -7,7 +7,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -62,6 +62,19 @@ def read_task(schema: StructType, partition: InputPartition) -> Iterator[pa.Reco
     from postbus_spark.batches import decoded
 
     return decoded(partition.value, to_arrow_schema(schema, timezone="UTC"))
+
+
+def read_parts(
+    parts: Sequence[RowRange], names: Sequence[str], numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the parts that have the numbers in the rows, in an executor."""
+    from postbus_spark.batches import decoded
+    from postbus_spark.schema import arrow_schema
+
+    schema = arrow_schema(names)
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield from decoded(parts[number], schema)
 
 
 def tasks(

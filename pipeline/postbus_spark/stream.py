@@ -119,6 +119,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         repeated = guard.repeated_end(group.plan, offset.positions)
         if repeated is not None:
             return offset.at(repeated).json()
+        if self.options.is_plan_only:
+            return start
         end = offset.at(self._next_ends(offset.positions, limit))
         self._idle_since_s = self._clock() if end == offset else None
         return end.json()

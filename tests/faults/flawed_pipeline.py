@@ -12,6 +12,7 @@ from typing import Any
 
 from postbus_spark.jobs import batches
 from postbus_spark.jobs.main import main
+from postbus_spark.jobs.planning import planned
 from postbus_spark.lake.layout import Batch, Table
 from postbus_spark.publishing import WriterClient
 
@@ -20,13 +21,14 @@ def settle_early() -> None:
     """Settle a batch before it is processed."""
     process = batches.Batches.__call__
 
-    def settled(self: batches.Batches, messages: Any) -> Batch:
-        made = batches.planned_batch(self._client.group(), self._options)
-        messages = messages.persist()
-        messages.count()
-        self._client.settle(made.epoch, made.number)
-        batches.planned_batch = lambda *_: made
-        return process(self, messages)
+    def settled(self: batches.Batches, rows: Any, number: int) -> None:
+        found = planned(self._document, self._readers, number)
+        rows = rows.persist()
+        rows.count()
+        if found is not None:
+            self._readers[0].client.settle(found.batch.epoch, found.batch.number)
+        batches.planned = lambda *_: found  # type: ignore[attr-defined]
+        process(self, rows, number)
 
     batches.Batches.__call__ = settled  # type: ignore[method-assign]
 

@@ -21,6 +21,10 @@ def source(**fields: Any) -> Spec:
     return {"sources": [{"name": "orders", **fields}]}
 
 
+def sources(*names: str) -> Spec:
+    return {"sources": [{"name": name, "queue": name} for name in names]}
+
+
 def sink(**fields: Any) -> Spec:
     return {"sinks": [{"from": "orders", **fields}]}
 
@@ -39,6 +43,7 @@ def replay(**fields: Any) -> Spec:
 
 DRAINED: Final = source(queue="orders", mode="drain")
 HISTORY: Final = {"queue": "orders", "mode": "history"}
+WATERMARK: Final = {"column": "body.placed", "delay": "PT10M"}
 CAPTURED: Final = {"format": "parquet", "path": "/lake/orders"}
 CATALOG: Final = {"uri": "https://catalog.shop/api"}
 ICEBERG: Final = {"format": "iceberg", "name": "shop.orders", "catalog": CATALOG}
@@ -49,7 +54,21 @@ NO_FOLDERS: Final = ("lake", "/", "/./", "/a/../b", "s3://lake/orders", "/..", "
 REFUSED_PIPELINES: Final = [
     ({"owner": None}, "name the Namespace of the bus in owner"),
     ({"sources": []}, "should have at least 1 items"),
-    ({"sources": [{"name": "a", "queue": "a"}] * 2}, "must have at most 1 item"),
+    (sources("orders", "orders"), "two sources have one name: choose another one"),
+    (sources(*(f"s{number}" for number in range(11))), "must have at most 10 items"),
+    (
+        {"sources": [HISTORY | {"name": "orders"}, {"name": "a", "queue": "a"}]},
+        "a source of history or of a table is the only one",
+    ),
+    (source(queue="orders", deduplicate=["message_id"]), "deduplicate needs a watermark"),
+    (replay(**HISTORY, watermark=WATERMARK), "history and tables are one batch"),
+    (source(queue="orders", watermark=WATERMARK | {"delay": "P91D"}), "between PT0S and P90D"),
+    (source(queue="orders", watermark=WATERMARK | {"column": "a b"}), "should match"),
+    (
+        source(queue="orders", watermark=WATERMARK)
+        | {"transform": {"python": {"module": "a", "function": "b"}}},
+        "a function sees one batch at a time",
+    ),
     (source(), "name a queue, or a topic and its subscription, or a table"),
     (source(queue="orders", table=CAPTURED), "or a table"),
     (replay(table={**CAPTURED, "format": "csv"}), "supported values"),
@@ -141,12 +160,15 @@ REFUSED_PIPELINE_CHANGES: Final = [
     ({}, source(queue="others"), CHANGED_SOURCE),
     ({}, source(queue="orders", readerGroup="lake"), CHANGED_SOURCE),
     ({}, DRAINED, CHANGED_SOURCE),
+    ({}, sources("orders", "returns"), CHANGED_SOURCE),
     (replay(**HISTORY), replay(**HISTORY, **{"from": NOON}), CHANGED_SOURCE),
     (replay(table=CAPTURED), replay(table={**CAPTURED, "path": "/lake/b"}), CHANGED_SOURCE),
 ]
 
 ACCEPTED_PIPELINES: Final[list[Spec]] = [
     {},
+    sources("orders", *(f"s{number}" for number in range(9))),
+    source(queue="orders", watermark=WATERMARK, deduplicate=["message_id", "body.sku"]),
     table(path="/lake/..."),
     table(path="s3://lake/shop/date=1") | {"volumes": None},
     table(**ICEBERG),
@@ -172,5 +194,6 @@ ACCEPTED_PIPELINES: Final[list[Spec]] = [
 
 ACCEPTED_PIPELINE_CHANGES: Final = [
     ({}, {"suspend": True, "trigger": {"continuous": "PT1S"}}),
+    ({}, source(queue="orders", watermark=WATERMARK)),
     ({}, source(queue="orders") | {"sources": [{"name": "incoming", "queue": "orders"}]}),
 ]

@@ -12,13 +12,12 @@ import yaml
 from pyspark.sql import SparkSession
 
 from postbus.contract.pipeline import PipelineDocument
-from postbus_spark.client import GroupClient
 from postbus_spark.jobs.documents import read_pipeline
-from postbus_spark.jobs.runner import Runner, source_options
+from postbus_spark.jobs.readers import readers_of
+from postbus_spark.jobs.runner import Runner
 from postbus_spark.jobs.schedules import SYSTEM, Clock
 from postbus_spark.lake.iceberg import loaded
 from postbus_spark.lake.layout import CatalogTable
-from postbus_spark.options import read_options
 from tests.pipeline.lake import GROUP, Lake
 
 PRICED = "select body.sku, body.amount * 2 as price, partition, position, enqueued_time from orders"
@@ -76,9 +75,8 @@ class Pipe:
 
     def runner(self, *, is_tried_again: bool = False, clock: Clock = SYSTEM) -> Runner:
         document = self.document()
-        options = source_options(document, self.lake.connection_file(self.rule))
-        client = GroupClient(read_options(options))
-        return Runner(document, client, options, is_tried_again=is_tried_again, clock=clock)
+        readers = readers_of(document, self.lake.connection_file(self.rule))
+        return Runner(document, readers, is_tried_again=is_tried_again, clock=clock)
 
     def run(self, spark: SparkSession, *, is_tried_again: bool = False) -> None:
         self.runner(is_tried_again=is_tried_again).run(spark)

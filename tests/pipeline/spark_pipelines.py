@@ -29,13 +29,14 @@ from postbus_spark.errors import Fenced, StaleWriter
 from postbus_spark.jobs import batches, runner
 from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.failures import ExitCode, Poison, exit_code, shown
-from postbus_spark.jobs.frames import InvalidPipeline, check_frames
+from postbus_spark.jobs.frames import InvalidPipeline
 from postbus_spark.jobs.main import main
 from postbus_spark.jobs.schedules import Clock
 from postbus_spark.jobs.settling import last_batch
+from postbus_spark.jobs.streams import check_frames
 from postbus_spark.lake.delta import DeltaTable
 from postbus_spark.lake.iceberg import IcebergTable
-from postbus_spark.lake.layout import Batch, TableAhead
+from postbus_spark.lake.layout import TableAhead
 from postbus_spark.lake.parquet import ParquetTable
 from postbus_spark.publish import Writer
 from tests.dev_bus import ROOT, environment, running_dev_bus
@@ -272,9 +273,9 @@ class PipelineTests:
         running = pipe.runner()
         process = batches.Batches.__call__
 
-        def stopped(self: batches.Batches, messages: DataFrame) -> Batch:
+        def stopped(self: batches.Batches, rows: DataFrame, number: int) -> None:
             running.stop()
-            return process(self, messages)
+            process(self, rows, number)
 
         with monkeypatch.context() as patched:
             patched.setattr(batches.Batches, "__call__", stopped)
@@ -699,7 +700,7 @@ def kill_at(patched: pytest.MonkeyPatch, point: str, table_format: str = "parque
 
         return call
 
-    def settle(client: GroupClient, checkpoint: Path, *epoch: int) -> None:
+    def settle(client: GroupClient, checkpoint: Path, *_: int) -> None:
         if last_batch(checkpoint) == LAST_BATCH:
             raise RuntimeError("killed")
 

@@ -16,7 +16,7 @@ from postbus_spark.jobs.batches import writer_options
 from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.explaining import explained
 from postbus_spark.jobs.main import main
-from postbus_spark.jobs.runner import source_options
+from postbus_spark.jobs.readers import source_options
 from postbus_spark.options import DEFAULT_BYTES_PER_TRIGGER as DEFAULT_OF_SOURCE
 
 GOOD = """\
@@ -53,9 +53,10 @@ spec:
     - {from: orders, queue: orders-again, rate: 500}
   trigger: {once: true}
 """
-Change = Callable[[Any], None]
+Change = Callable[[Any], object]
 NOON = "2026-01-31T12:00:00Z"
 TABLE = {"format": "parquet", "path": "/lake/orders"}
+WATERMARK = {"column": "enqueued_time", "delay": "PT10M"}
 PRICES = {"name": "prices", "parquet": "/lake/prices"}
 
 
@@ -86,7 +87,7 @@ def test_a_document_has_defaults(tmp_path: Path) -> None:
     table = document.spec.sinks[0].table
     assert table is not None
     assert table.partition_by == ("date", "hour")
-    assert source_options(document, "key") == {
+    assert source_options(document, document.spec.source, "key") == {
         "entity": "orders",
         "readerGroup": "price-orders",
         "subQueue": "main",
@@ -101,7 +102,10 @@ def test_a_document_has_defaults(tmp_path: Path) -> None:
 def test_a_subscription_is_a_source(tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
     file.write_text(GOOD.replace("queue: orders", "topic: news\n      subscription: lake"))
-    assert source_options(read_pipeline(file), None)["entity"] == "news/Subscriptions/lake"
+    document = read_pipeline(file)
+    assert (
+        source_options(document, document.spec.source, None)["entity"] == "news/Subscriptions/lake"
+    )
 
 
 def test_everything_that_is_wrong_is_said_with_its_line(tmp_path: Path) -> None:
@@ -109,10 +113,10 @@ def test_everything_that_is_wrong_is_said_with_its_line(tmp_path: Path) -> None:
         GOOD.replace("mode: drain", "mod: drain")
         .replace("PT1S", "1s")
         .replace("format: parquet", "format: orc")
-        .replace("kind: Pipeline", "kind: Pipeline\ncolour: red")
+        .replace("kind: Pipeline", "kind: Pipeline\nshade: red")
     )
     assert problems(tmp_path, text) == [
-        "3: colour: unknown field",
+        "3: shade: unknown field",
         "9: spec.sources[0].mod: unknown field; did you mean mode?",
         "15: spec.sinks[0].table.format: input should be 'parquet', 'delta' or 'iceberg'",
         "17: spec.trigger.continuous: use an ISO 8601 duration such as PT30S, PT5M or P14D",
@@ -145,7 +149,38 @@ def test_fields_are_checked_together(tmp_path: Path) -> None:
         (lambda spec: spec["sources"][0].update(topic="news"), "name a queue, or a topic and its"),
         (lambda spec: spec["sources"][0].update(name="malformed"), "malformed is the output of"),
         (lambda spec: spec["sources"][0].update(name="a-b"), "spec.sources[0].name: string should"),
-        (lambda spec: spec["sources"].append(spec["sources"][0]), "name one source: several"),
+        (lambda spec: spec["sources"].append(spec["sources"][0]), "has the name orders: choose"),
+        (
+            lambda spec: spec["sources"].append({**spec["sources"][0], "name": "again"}),
+            "spec.sources[1]: another source reads orders with the reader group price-orders",
+        ),
+        (
+            lambda spec: spec["sources"].append({"name": "old", "table": TABLE}),
+            "spec.sources[1]: a source of history or of a table is the only one",
+        ),
+        (
+            lambda spec: spec["sources"].extend({"name": f"s{n}", "queue": "q"} for n in range(10)),
+            "name 1 to 10 sources",
+        ),
+        (lambda spec: spec["sources"][0].update(deduplicate=["x"]), "deduplicate needs a waterma"),
+        (
+            lambda spec: spec["sources"][0].update(watermark=WATERMARK, mode="history"),
+            "history and tables are one batch: leave out watermark",
+        ),
+        (
+            lambda spec: (
+                spec["sources"][0].update(watermark=WATERMARK),
+                spec.update(transform={"python": {"module": "m", "function": "f"}}),
+            ),
+            "spec.transform.python: a function sees one batch at a time",
+        ),
+        (
+            lambda spec: (
+                spec["sources"][0].update(watermark=WATERMARK),
+                spec.update(volumes=[{"claimName": "lake", "mountPath": "/lake"}]),
+            ),
+            "spec.checkpoint.path: with a watermark it has state: give it a folder below",
+        ),
         (lambda spec: spec["transform"]["sql"].update(orders="x"), "choose another one"),
         (lambda spec: spec["transform"].update(python={"module": "a", "function": "b"}), "either"),
         (lambda spec: spec["transform"].update(sql={}), "spec.transform.sql: "),
@@ -463,3 +498,21 @@ def test_fields_for_kubernetes_are_checked_on_a_laptop(
 ) -> None:
     [problem] = changed(tmp_path, lambda spec: spec.update(change))
     assert said in problem
+
+
+def test_sources_have_groups_and_names_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    document = yaml.safe_load(GOOD)
+    spec = document["spec"]
+    spec["sources"] += [
+        {"name": "returns", "queue": "returns"},
+        {"name": "again", "queue": "Orders", "readerGroup": "again"},
+    ]
+    spec["sinks"].append({"from": "orders", "queue": "all"})
+    file.write_text(yaml.safe_dump(document))
+    found = read_pipeline(file)
+    groups = [found.group_of(source) for source in found.spec.sources]
+    assert groups == ["price-orders", "price-orders", "again"]
+    assert writer_options(found, found.spec.sinks[-1], None)["writer"] == "price-orders.orders"
+    numbered = writer_options(found, found.spec.sinks[-1], None, "0f3c9b7a-4c1f")["writer"]
+    assert numbered == "price-orders.orders.0f3c9b7a"

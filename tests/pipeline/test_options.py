@@ -65,7 +65,7 @@ def test_spark_hands_options_over_in_lower_case() -> None:
     [
         ("maxMessagePerTrigger", "1", "did you mean maxMessagesPerTrigger?"),
         ("reader_group", "x", "did you mean readerGroup?"),
-        ("qqq", "x", "there are connectionStringFile, endingTimestamp, endpoint"),
+        ("qqq", "x", "there are connectionStringFile, endingOffsets, endingTimes"),
         ("connectionString", "Endpoint=sb://x", "would show a key in query plans"),
         ("sharedAccessKey", "x", "POSTBUS_CONNECTION_STRING"),
         ("mode", "peek", "option readerGroup: the mode peek reads what is there without a group"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from postbus_spark.errors import BulkError, InvalidOffset
-from postbus_spark.jobs.settling import committed_end, last_batch, settle_committed
+from postbus_spark.jobs.settling import committed_ends, last_batch, settle_committed
 from tests.pipeline.lake import Lake
 
 
@@ -28,26 +28,26 @@ def checkpoint(folder: Path, *ends: object, committed: int) -> Path:
 def test_the_end_of_the_last_committed_batch_counts(tmp_path: Path) -> None:
     ends = [{"v": 1, "entity": "orders", "generation": "g", "p": {"0": end}} for end in (5, 9, 12)]
     folder = checkpoint(tmp_path, *ends, committed=2)
-    found = committed_end(folder)
+    [found] = committed_ends(folder, 1)
     assert found is not None
     assert found.positions == {0: 9}
     assert (last_batch(folder), last_batch(folder, "offsets")) == (1, 2)
 
 
 def test_an_empty_checkpoint_has_no_end(tmp_path: Path) -> None:
-    assert committed_end(tmp_path) is None
-    assert committed_end(checkpoint(tmp_path, committed=0)) is None
+    assert committed_ends(tmp_path, 2) == [None, None]
+    assert committed_ends(checkpoint(tmp_path, committed=0), 1) == [None]
 
 
 @pytest.mark.parametrize("source", ["", "{", "5", '{"v": 1}', "-\n-"])
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, source: str) -> None:
     with pytest.raises(InvalidOffset):
-        committed_end(checkpoint(tmp_path, source, committed=1))
+        committed_ends(checkpoint(tmp_path, source, committed=1), 1)
 
 
 def test_a_checkpoint_without_the_offsets_of_its_batch_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidOffset, match="start with an empty checkpoint"):
-        committed_end(checkpoint(tmp_path, committed=1))
+        committed_ends(checkpoint(tmp_path, committed=1), 1)
 
 
 def test_a_plan_is_settled_when_its_batch_is_committed(lake: Lake, tmp_path: Path) -> None:

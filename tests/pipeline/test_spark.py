@@ -22,6 +22,7 @@ from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import KEYS, Lake
 from tests.pipeline.spark_pipelines import PipelineTests, drained
 from tests.pipeline.spark_replays import ReplayTests, past
+from tests.pipeline.spark_streams import StreamTests, pair
 
 pytestmark = [
     pytest.mark.jvm,
@@ -115,7 +116,7 @@ class Captured:
         return sorted(body for _, each in self.batches for body in each)
 
 
-__all__ = ["drained", "past"]
+__all__ = ["drained", "pair", "past"]
 
 
 def bodies(frame: DataFrame) -> list[str]:
@@ -548,4 +549,8 @@ class TestPipelines(PipelineTests):
 
 
 class TestReplays(ReplayTests):
+    """Here for the session of this file."""
+
+
+class TestStreams(StreamTests):
     """Here for the session of this file."""

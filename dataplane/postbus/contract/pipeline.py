@@ -1,4 +1,4 @@
-"""Kind Pipeline: messages of one source, transformed by Spark, to entities, tables, dead letters.
+"""Kind Pipeline: messages of sources, transformed by Spark, to entities, tables, dead letters.
 
 The runner `postbus-pipeline` and the operator read these models. What one field alone cannot show
 is checked by `pipeline_checks`.
@@ -31,6 +31,9 @@ MALFORMED: Final = "malformed"
 
 DEFAULT_BYTES_PER_TRIGGER: Final = 256 << 20
 MAX_SINKS: Final = 100
+MAX_SOURCES: Final = 10
+"""Our choice: Spark keeps a process of Python for each."""
+
 MAX_LOOKUPS: Final = 20
 DEFAULT_ATTEMPTS: Final = 5
 """Our choice: enough for a lake that is full for some minutes, when a supervisor restarts."""
@@ -196,8 +199,23 @@ class SourceTable(TablePlace):
         return self
 
 
+COLUMN_PATH: Final = rf"^{WORD}(\.{WORD})*$"
+ColumnPath = Annotated[str, StringConstraints(max_length=200, pattern=COLUMN_PATH)]
+"""A column of messages, or a field of their bodies, such as `body.placed`."""
+
+
+class Watermark(Model):
+    """The delay of rows, by a column of times: what is later than `delay` may be left out."""
+
+    column: ColumnPath
+    delay_ms: Annotated[DurationMs, DurationRange(0, 90 * DAY_MS)] = Field(alias="delay")
+
+
 class Source(Model):
     """Messages of a queue, of a topic's subscription or of a table, as a view.
+
+    `watermark`: queries may keep state between batches. `deduplicate`: of messages with the same
+    values of these columns, the first one within the watermark's delay is read.
 
     `mode`: `tap` reads beside receivers, `drain` instead of them; the reader group must be of this
     kind. Without `readerGroup` the group has the pipeline's name. `history` and a table have an end
@@ -217,6 +235,8 @@ class Source(Model):
     from_time: UtcTime | None = Field(None, alias="from")
     to_time: UtcTime | None = Field(None, alias="to")
     body: Body | None = None
+    watermark: Watermark | None = None
+    deduplicate: tuple[ColumnPath, ...] = Field((), max_length=10)
 
     @model_validator(mode="after")
     def _names_one_origin(self) -> Self:
@@ -233,6 +253,10 @@ class Source(Model):
             raise ValueError("from and to are for mode: history, and for a table")
         if self.from_time and self.to_time and time_ms(self.from_time) >= time_ms(self.to_time):
             raise ValueError("to must be later than from")
+        if self.is_bounded and self.watermark is not None:
+            raise ValueError("history and tables are one batch: leave out watermark")
+        if self.deduplicate and self.watermark is None:
+            raise ValueError("deduplicate needs a watermark: how long columns are remembered")
         return self
 
     @property
@@ -486,9 +510,9 @@ class PipelineOperatorSpec(Model):
 # --- the document -------------------------------------------------------------------------------
 
 
-def _one(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    if len(sources) != 1:
-        raise ValueError("name one source: several are not available yet")
+def _several(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    if not 1 <= len(sources) <= MAX_SOURCES:
+        raise ValueError(f"name 1 to {MAX_SOURCES} sources")
     return sources
 
 
@@ -502,7 +526,7 @@ class PipelineSpec(Model):
     """`spec` of kind Pipeline. `suspend` and what follows are for Kubernetes alone."""
 
     owner: Owner | None = None
-    sources: Annotated[tuple[Source, ...], AfterValidator(_one)]
+    sources: Annotated[tuple[Source, ...], AfterValidator(_several)]
     lookups: tuple[Lookup, ...] = Field((), max_length=MAX_LOOKUPS)
     transform: Transform | None = None
     sinks: Annotated[tuple[Sink, ...], AfterValidator(_some)]
@@ -516,8 +540,18 @@ class PipelineSpec(Model):
 
     @property
     def source(self) -> Source:
-        """The source; there is one."""
+        """The first source; one with an end is the only one."""
         return self.sources[0]
+
+    @property
+    def is_stateful(self) -> bool:
+        """True if queries keep state between batches: a source has a watermark."""
+        return any(source.watermark is not None for source in self.sources)
+
+    @property
+    def has_places(self) -> bool:
+        """True if partition and position say which message a row is of."""
+        return len(self.sources) == 1 and not self.is_stateful
 
 
 class PipelineDocument(Model):
@@ -528,10 +562,14 @@ class PipelineDocument(Model):
     metadata: Metadata
     spec: PipelineSpec
 
+    def group_of(self, source: Source) -> str:
+        """Return the name of a source's reader group."""
+        return source.reader_group or self.metadata.name
+
     @property
     def group(self) -> str:
-        """The name of the reader group."""
-        return self.spec.source.reader_group or self.metadata.name
+        """The name under which batches are numbered: of the only group, or of the pipeline."""
+        return self.metadata.name if len(self.spec.sources) > 1 else self.group_of(self.spec.source)
 
     def writer(self, sink: Sink) -> str:
         """Return the name under which batches of a sink are published, at its entity."""

@@ -24,6 +24,9 @@ OWN_FOLDER: Final = "/etc/postbus"
 OWN_FOLDER_TEXT: Final = f"{OWN_FOLDER} has the document and the key: give it another folder"
 
 IN_NO_VOLUME: Final = "lies in none of the volumes: give it a folder below one of their mountPath"
+MAX_GROUP_CHARS: Final = 128
+QUERY_CHARS: Final = 9
+"""Length of the ending of a writer's name, if its numbers are those of one query."""
 
 Problem: TypeAlias = tuple[tuple[str | int, ...], str]
 """The path of a field, and what is wrong with it."""
@@ -33,38 +36,67 @@ def pipeline_problems(document: PipelineDocument) -> list[Problem]:
     """Return what is wrong with the fields of a document together."""
     spec = document.spec
     found = [
+        *_source_problems(document),
         *_name_problems(spec),
         *_lookup_problems(spec),
         *_sink_problems(spec),
         *_end_problems(spec),
+        *_state_problems(spec),
         *_path_problems(spec),
         *_volume_problems(spec),
     ]
-    names = [document.group, *(document.writer(sink) for sink in spec.sinks if sink.entity)]
-    if not all(re.fullmatch(GROUP_NAME, name) for name in names):
+    groups = [document.group_of(each) for each in spec.sources]
+    writers = [document.writer(sink) for sink in spec.sinks if sink.entity]
+    most = MAX_GROUP_CHARS - (QUERY_CHARS if spec.is_stateful else 0)
+    if not all(re.fullmatch(GROUP_NAME, name) for name in [*groups, *writers]) or any(
+        len(name) > most for name in writers
+    ):
         message = "too long for a reader group and its writers: name a shorter one"
         way_out = "" if spec.source.is_bounded else " with readerGroup"
         found.append((("metadata", "name"), f"{message}{way_out}"))
     return found
 
 
+def _source_problems(document: PipelineDocument) -> Iterator[Problem]:
+    """Yield sources that have one name or one reader group."""
+    sources = document.spec.sources
+    names: set[str] = set()
+    groups: set[tuple[str, str, str]] = set()
+    for at, source in enumerate(sources):
+        where = ("spec", "sources", at)
+        if source.name in names:
+            yield (*where, "name"), f"another source has the name {source.name}: choose another one"
+        names.add(source.name)
+        if source.is_bounded:
+            if len(sources) > 1:
+                yield where, "a source of history or of a table is the only one: remove the others"
+            continue
+        group = (source.entity.lower(), source.sub_queue, document.group_of(source))
+        if group in groups:
+            message = f"another source reads {source.entity} with the reader group {group[2]}"
+            yield where, f"{message}: name another readerGroup, or read the source twice in SQL"
+        groups.add(group)
+
+
 def _names(spec: PipelineSpec) -> set[str]:
     """Return the views that exist before the transformation."""
-    return {spec.source.name} | ({MALFORMED} if spec.source.body else set())
+    has_bodies = any(source.body for source in spec.sources)
+    return {source.name for source in spec.sources} | ({MALFORMED} if has_bodies else set())
 
 
 def _name_problems(spec: PipelineSpec) -> Iterator[Problem]:
-    if spec.source.name == MALFORMED:
-        yield ("spec", "sources", 0, "name"), f"{MALFORMED} is the output of unreadable bodies"
+    for at, source in enumerate(spec.sources):
+        if source.name == MALFORMED:
+            yield ("spec", "sources", at, "name"), f"{MALFORMED} is the output of unreadable bodies"
     for name in (spec.transform and spec.transform.sql) or ():
-        if name in {spec.source.name, MALFORMED}:
+        if name in {MALFORMED, *(source.name for source in spec.sources)}:
             yield ("spec", "transform", "sql", name), "a source has this name: choose another one"
 
 
 def _lookup_problems(spec: PipelineSpec) -> Iterator[Problem]:
     transform = spec.transform
     queries = (transform and transform.sql) or {}
-    taken = {spec.source.name, MALFORMED, *queries}
+    taken = {*(source.name for source in spec.sources), MALFORMED, *queries}
     for at, lookup in enumerate(spec.lookups):
         where = ("spec", "lookups", at, "name")
         if lookup.name in taken:
@@ -94,7 +126,7 @@ def _sink_problems(spec: PipelineSpec) -> Iterator[Problem]:
             yield ("spec", "sinks", at), f"another sink sends {sink.origin} to {sink.entity}"
         taken.add((sink.origin, (sink.entity or "").lower()))
         if sink.dead_letter is not None:
-            yield from _dead_letter_problems(spec.source, sink.dead_letter, at)
+            yield from _dead_letter_problems(spec, sink.dead_letter, at)
     for name in queries:
         others = [query for other, query in queries.items() if other != name]
         if name not in used and not _is_read(name, others):
@@ -102,7 +134,7 @@ def _sink_problems(spec: PipelineSpec) -> Iterator[Problem]:
             yield ("spec", "transform", "sql", name), message
     is_python = transform is not None and transform.python is not None
     is_taken = MALFORMED in used or is_python or _is_read(MALFORMED, list(queries.values()))
-    if spec.source.body and not is_taken:
+    if MALFORMED in known and not is_taken:
         message = f"rows of {MALFORMED}, whose body has not the schema, go nowhere: add a sink"
         yield ("spec", "sinks"), message
 
@@ -123,6 +155,19 @@ def _end_problems(spec: PipelineSpec) -> Iterator[Problem]:
     for at, sink in enumerate(spec.sinks):
         if sink.entity is None:
             yield ("spec", "sinks", at), f"{reads_once}, and sent to queues and topics only"
+
+
+def _state_problems(spec: PipelineSpec) -> Iterator[Problem]:
+    """Yield what a pipeline with state between batches cannot have."""
+    if not spec.is_stateful:
+        return
+    if spec.transform is not None and spec.transform.python is not None:
+        message = "a function sees one batch at a time: write sql, or remove the watermark"
+        yield ("spec", "transform", "python"), message
+    path = "" if spec.checkpoint is None else spec.checkpoint.path
+    if spec.volumes and not any(volume.has(path) for volume in spec.volumes):
+        message = "with a watermark it has state: give it a folder below one of the volumes"
+        yield ("spec", "checkpoint", "path"), message
 
 
 def ordered_queries(queries: Mapping[str, str]) -> list[str]:
@@ -147,10 +192,12 @@ def _is_read(name: str, queries: list[str]) -> bool:
     return any(re.search(rf"\b{name}\b", query, re.IGNORECASE) for query in queries)
 
 
-def _dead_letter_problems(source: Source, name: str, at: int) -> Iterator[Problem]:
+def _dead_letter_problems(spec: PipelineSpec, name: str, at: int) -> Iterator[Problem]:
     where = ("spec", "sinks", at, "deadLetter")
-    if name != source.name:
-        yield where, f"there is no source {name}, only {source.name}"
+    by_name: dict[str, Source] = {source.name: source for source in spec.sources}
+    source = by_name.get(name)
+    if source is None:
+        yield where, f"there is no source {name}, only {', '.join(sorted(by_name))}"
     elif source.is_bounded:
         return
     elif source.mode != "drain":

@@ -1,6 +1,6 @@
 """One batch: transform, commit to tables, publish, dead-letter. Every step may be repeated.
 
-The reader has planned the batch before Spark hands it over, so the bus knows its number and ranges.
+Readers have planned the batch before Spark hands it over, so the bus knows its numbers and ranges.
 Rows are read afterwards, under the epoch of the reader: if another one has claimed the group, the
 bus refuses to read, and nothing of the batch is written.
 """
@@ -10,16 +10,27 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
-from postbus_spark.errors import Fenced, StaleWriter
+from postbus.contract.pipeline_checks import QUERY_CHARS
+from postbus_spark.errors import InvalidRows, StaleWriter
 from postbus_spark.jobs.failures import Poison, cause_of, is_of_batch
-from postbus_spark.jobs.frames import REJECT_KEYS, catalog_table, check_sinks, frames_of, written
+from postbus_spark.jobs.frames import (
+    REJECT_KEYS,
+    SOURCE,
+    catalog_table,
+    check_sinks,
+    frames_of,
+    queried,
+    written,
+)
+from postbus_spark.jobs.planning import Planned, planned
+from postbus_spark.jobs.streams import batch_messages, parted
 from postbus_spark.lake.files import FILE_SCHEMA, TableJob, period_of, write_files
 from postbus_spark.lake.layout import Batch, StagedFile, Table
 from postbus_spark.lake.parquet import ParquetTable
@@ -30,10 +41,9 @@ from postbus_spark.staging import Staged
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from postbus.contract.bulk import ReaderGroup
     from postbus.contract.pipeline import LakeTable, PipelineDocument, Sink
-    from postbus_spark.client import GroupClient
-    from postbus_spark.options import Options
+    from postbus_spark.jobs.arrangement import Arrangement
+    from postbus_spark.jobs.readers import Reader
 
 LOG: Final = logging.getLogger("postbus_spark.jobs")
 
@@ -49,53 +59,69 @@ class Batches:
     def __init__(
         self,
         document: PipelineDocument,
-        options: Options,
-        client: GroupClient,
+        readers: Sequence[Reader],
         *,
         is_tried_again: bool = False,
     ) -> None:
         """`is_tried_again`: also a batch that has failed as often as it may."""
+        self._document = document
         self._spec = document.spec
-        self._options = options
-        self._client = client
+        self._readers = readers
+        self._connection_file = readers[0].options.get("connectionStringFile")
         self._is_tried_again = is_tried_again
         self.tables = tables_of(document)
-        self._writers = {
-            at: Writer(**writer_options(document, sink, options.connection_string_file))
-            for at, sink in enumerate(document.spec.sinks)
-            if sink.entity is not None
-        }
-        self.epoch: int | None = None
-        """Epoch of the reader, from the first batch on."""
+        self._writers: dict[int, Writer] = {}
+        self.arrangement: Arrangement | None = None
+        """Of a pipeline with state, from the start of its query on."""
+
+        self.epochs: tuple[int, ...] | None = None
+        """Epoch of each reader, from the first batch on."""
 
     def open(self) -> None:
         """Open all tables. Raises `InvalidTable`, `OSError`."""
         for table in self.tables.values():
             table.open()
 
-    def __call__(self, messages: DataFrame) -> Batch:
-        """Process a batch. Raises `Poison` instead of the error of its last attempt."""
-        batch = planned_batch(self._client.group(), self._options)
-        self.epoch = batch.epoch
+    def __call__(self, rows: DataFrame, number: int) -> None:
+        """Process a batch. Raises `Poison` instead of the error of its last attempt.
+
+        `rows`: of all sources, or of all outputs that have state. `number`: Spark's.
+        """
+        found = planned(self._document, self._readers, number)
+        if found is None:
+            return
+        batch = found.batch
+        self.epochs = tuple(group.epoch for group in found.groups)
+        self._writers = self._writers or self._made_writers(found.query)
         most = self._spec.limits.max_attempts
         if batch.attempts > most and not self._is_tried_again:
-            raise Poison(_poisoned(batch, "its errors are in the logs of these attempts"))
-        if batch.attempts == 1:
+            raise Poison(_poisoned(found, "its errors are in the logs of these attempts"))
+        if found.is_first and not found.query:
             self._check_writers(batch)
         try:
-            self._process(messages, batch)
+            self._process(rows, found)
         except Exception as error:
             if batch.attempts < most or not is_of_batch(cause_of(error)):
                 raise
-            raise Poison(_poisoned(batch, f"{type(error).__name__}: {error}")) from error
-        return batch
+            raise Poison(_poisoned(found, f"{type(error).__name__}: {error}")) from error
 
-    def _process(self, messages: DataFrame, batch: Batch) -> None:
-        is_read_twice = len(self._spec.sinks) > 1
+    def _made_writers(self, query: str) -> dict[int, Writer]:
+        options = (
+            (at, writer_options(self._document, sink, self._connection_file, query))
+            for at, sink in enumerate(self._spec.sinks)
+            if sink.entity is not None
+        )
+        return {at: Writer(**given) for at, given in options}
+
+    def _process(self, rows: DataFrame, found: Planned) -> None:
+        batch = found.batch
+        is_read_twice = len(self._spec.sinks) > 1 or not self._spec.has_places
         if is_read_twice:
-            messages = messages.persist()
+            rows = rows.persist()
         try:
-            frames = frames_of(self._spec, messages)
+            if self._spec.is_stateful:
+                rows.count()  # all parts of the state are written, though all sinks have the batch
+            frames = self._frames(rows, found)
             check_sinks(self._spec, frames)
             for sink in self._spec.sinks:
                 if sink.table is not None:
@@ -104,10 +130,22 @@ class Batches:
                 self._publish(frames[self._spec.sinks[at].origin], writer, batch)
             for sink in self._spec.sinks:
                 if sink.dead_letter is not None:
-                    self._reject(frames[sink.origin], sink, batch)
+                    self._reject(frames[sink.origin], sink, found)
         finally:
             if is_read_twice:
-                messages.unpersist()
+                rows.unpersist()
+
+    def _frames(self, rows: DataFrame, found: Planned) -> dict[str, DataFrame]:
+        """Return the outputs of a batch."""
+        if self.arrangement is None:
+            return frames_of(self._spec, parted(self._spec, rows))
+        session, frames = rows.sparkSession, {}
+        kept, derived, stateless = self.arrangement
+        if stateless:
+            messages = batch_messages(session, self._readers, found.groups)
+            frames = frames_of(self._spec, messages)
+        rows.createOrReplaceTempView(kept)
+        return {**frames, kept: rows, **queried(self._spec, session, derived)}
 
     # --- tables ---------------------------------------------------------------------------------
 
@@ -117,13 +155,16 @@ class Batches:
         if starts is None:
             LOG.info("the table %s has plan %s already", table.folder, batch.number)
             return
-        if any(starts[number] > first for number, (first, _) in batch.ranges.items()):
+        if batch.has_places and any(
+            starts[number] > first for number, (first, _) in batch.ranges.items()
+        ):
             output = output.where(_is_from(starts))
         if table.has_period_columns:
             output = with_periods(output, spec.partition_by)
         table.check(output.schema)
         period_ms = period_of(spec.partition_by)
-        job = TableJob(sink.origin, table.staging(batch), period_ms, dict(batch.ranges))
+        ranges = dict(batch.ranges) if batch.has_places else None
+        job = TableJob(sink.origin, table.staging(batch), period_ms, ranges)
         files = write_table(output, job)
         table.commit(batch, output.schema, files)
         rows = sum(file.rows for file in files)
@@ -159,24 +200,40 @@ class Batches:
 
     # --- dead letters ---------------------------------------------------------------------------
 
-    def _reject(self, output: DataFrame, sink: Sink, batch: Batch) -> None:
+    def _reject(self, output: DataFrame, sink: Sink, found: Planned) -> None:
+        at = [source.name for source in self._spec.sources].index(sink.dead_letter or "")
+        if len(self._spec.sources) > 1:
+            self._check_sources(output, sink)
+            output = output.where(functions.col(SOURCE) == functions.lit(sink.dead_letter))
+        reader, group = self._readers[at], found.groups[at]
         rejected = 0
         for (reason, description), places in _grouped(output, sink.origin).items():
-            rejected += reject_places(self._client, batch.epoch, places, reason, description)
+            rejected += reject_places(reader.client, group.epoch, places, reason, description)
         if rejected:
             LOG.info(
-                "plan %s: %s messages of %s dead-lettered", batch.number, rejected, sink.origin
+                "plan %s: %s messages of %s dead-lettered",
+                found.batch.number, rejected, sink.origin,
+            )  # fmt: skip
+
+    def _check_sources(self, output: DataFrame, sink: Sink) -> None:
+        """Raise `InvalidRows` if rows are of a source whose dead letters they do not become."""
+        taken = {each.dead_letter for each in self._spec.sinks if each.origin == sink.origin}
+        names = {row[0] for row in output.select(SOURCE).distinct().collect()} - taken
+        for name in sorted(map(str, names)):
+            raise InvalidRows(
+                f"the output {sink.origin} has rows of {name}, which no sink dead-letters: add a"
+                " sink with deadLetter for it, or a condition to the query"
             )
 
 
 def writer_options(
-    document: PipelineDocument, sink: Sink, connection_file: str | None
+    document: PipelineDocument, sink: Sink, connection_file: str | None, query: str = ""
 ) -> dict[str, str]:
-    """Return the options of the writer of a sink."""
+    """Return the options of the writer of a sink. `query`: within which its batches count."""
     file = None if connection_file is None else Path(connection_file).absolute()
     given = {
         "entity": sink.entity,
-        "writer": document.writer(sink),
+        "writer": document.writer(sink) + (f".{query[: QUERY_CHARS - 1]}" if query else ""),
         "rate": sink.rate,
         "connectionStringFile": file,
     }
@@ -202,34 +259,21 @@ def _table(spec: LakeTable) -> Table:
     return IcebergTable(folder, spec.partition_by, catalog_table(spec))
 
 
-def planned_batch(group: ReaderGroup, options: Options) -> Batch:
-    """Return the batch that a group reads now. Raises `Fenced` if there is none."""
-    plan = group.plan
-    if plan.is_settled:
-        raise Fenced(f"plan {plan.number} of {group.name} was settled while it was processed")
-    return Batch(
-        entity=options.offset_entity,
-        generation=group.generation,
-        group=group.name,
-        epoch=group.epoch,
-        number=plan.number,
-        attempts=plan.attempts,
-        ranges=dict(plan.ranges),
-    )
-
-
 def write_table(output: DataFrame, job: TableJob) -> list[StagedFile]:
     """Write the rows of an output by executors; return the files that the driver may commit."""
     tasks = output.sparkSession.sparkContext.defaultParallelism
-    if is_shuffled(output):
-        order: list[Column | str] = ["partition"]
+    if job.ranges is not None and not is_shuffled(output):
+        most = sum(end - first for first, end in job.ranges.values())
+        arranged = output.coalesce(max(1, min(tasks, most // FILE_ROWS)))
+    else:
+        order: list[Column | str] = [] if job.ranges is None else ["partition"]
         if job.period_ms is not None:
             seconds = job.period_ms // 1000
             order.append(functions.expr(f"unix_seconds(enqueued_time) div {seconds}"))
-        arranged = output.repartition(tasks, *order).sortWithinPartitions(*order, "position")
-    else:
-        most = sum(end - first for first, end in job.ranges.values())
-        arranged = output.coalesce(max(1, min(tasks, most // FILE_ROWS)))
+        arranged = output.repartition(tasks, *order)
+        if job.keys:
+            key = job.keys[-1 if job.ranges is None else 1]
+            arranged = arranged.sortWithinPartitions(*order, key)
     written = arranged.mapInArrow(partial(write_files, job), FILE_SCHEMA)
     return [StagedFile(**row.asDict()) for row in written.collect()]
 
@@ -268,10 +312,15 @@ def _grouped(output: DataFrame, origin: str) -> dict[tuple[str, str], set[tuple[
     return found
 
 
-def _poisoned(batch: Batch, why: str) -> str:
+def _poisoned(found: Planned, why: str) -> str:
+    plans = "; ".join(
+        f"plan {group.plan.number} of the reader group {group.name} of {group.entity},"
+        f" {_shown(group.plan.ranges.items())}"
+        for group in found.groups
+        if not group.plan.is_settled
+    )
     return (
-        f"the batch of plan {batch.number} of the reader group {batch.group} of {batch.entity},"
-        f" {_shown(batch.ranges.items())}, was begun {batch.attempts} times and never finished"
+        f"the batch of {plans}, was begun {found.batch.attempts} times and never finished"
         f" ({why}). Nothing of it is settled, and nothing is lost: correct the transformation or"
         " send what it cannot use to deadLetter, then start once with --again"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,10 @@ def explained(document: PipelineDocument, frames: Mapping[str, DataFrame]) -> It
     steps += [_shown_sink(sink) for sink in spec.sinks if sink.entity is not None]
     steps += [_shown_sink(sink) for sink in spec.sinks if sink.dead_letter is not None]
     if spec.checkpoint is not None:
-        steps += [f"commit in {spec.checkpoint.path}", "settle the plan"]
+        steps += [f"commit in {spec.checkpoint.path}", "settle what is planned"]
     first, *reading = _reading(document)
+    if spec.is_stateful:
+        yield "State of queries lies in the checkpoint alone: without it, a run stops."
     yield first
     for number, step in enumerate([*reading, *steps], 1):
         yield f"{number}. {step}"
@@ -68,11 +70,25 @@ def _reading(document: PipelineDocument) -> Iterator[str]:
         )
         if most
     ]
-    yield (
-        f"plan up to {' or '.join(bounds) or 'all messages'} of {source.entity}"
-        f" ({source.sub_queue}) for the reader group {document.group}, a {source.mode}"
-    )
-    yield f"read them as {source.name}"
+    for source in spec.sources:
+        yield (
+            f"plan up to {' or '.join(bounds) or 'all messages'} of {source.entity}"
+            f" ({source.sub_queue}) for the reader group {document.group_of(source)},"
+            f" a {source.mode}"
+        )
+        yield f"read them as {source.name}"
+        yield from _remembering(source)
+
+
+def _remembering(source: Source) -> Iterator[str]:
+    """Yield what a source keeps in mind between batches."""
+    watermark = source.watermark
+    if watermark is None:
+        return
+    late = f"{watermark.delay_ms / 1_000:g} s"
+    yield f"watch {watermark.column} of {source.name}: rows may be {late} late"
+    if source.deduplicate:
+        yield f"leave out rows with the same {', '.join(source.deduplicate)} within {late}"
 
 
 def _shown_source(source: Source) -> str:
@@ -110,18 +126,10 @@ def replay_status(
         yield f"writer {document.writer(sink)} to {sink.entity}: {shown}"
 
 
-def status(document: PipelineDocument, found: ReadableRanges) -> Iterator[str]:
-    """Yield where the reader group, the checkpoint and the tables are."""
-    group = found.group
-    if group is None:
-        yield f"{found.entity} has no reader group {document.group}"
-    else:
-        plan = group.plan
-        state = "settled" if plan.is_settled else f"not settled, attempt {plan.attempts}"
-        yield f"reader group {group.name}, a {group.kind}: plan {plan.number}, {state}"
-        nexts = {each.partition: each.next_position for each in found.partitions}
-        for number, (first, end) in sorted(plan.ranges.items()):
-            yield f"  partition {number}: [{first}, {end}), the bus has up to {nexts.get(number)}"
+def status(document: PipelineDocument, ranges: Sequence[ReadableRanges]) -> Iterator[str]:
+    """Yield where reader groups, the checkpoint and the tables are. `ranges`: of each source."""
+    for source, found in zip(document.spec.sources, ranges, strict=True):
+        yield from _group_status(document.group_of(source), found)
     checkpoint = document.spec.checkpoint
     committed = last_batch(Path(checkpoint.path)) if checkpoint is not None else None
     yield f"checkpoint: {'empty' if committed is None else f'batch {committed} is committed'}"
@@ -131,5 +139,22 @@ def status(document: PipelineDocument, found: ReadableRanges) -> Iterator[str]:
         if mark is None:
             yield f"table {table.folder}: takes what comes next"
             continue
+        at = f"table {table.folder}: commit {table.version}"
+        if not document.spec.has_places:
+            yield f"{at}, batch {mark.number}"
+            continue
         ends = ", ".join(f"{number}: {end}" for number, end in sorted(mark.ends.items()))
-        yield f"table {table.folder}: commit {table.version}, plan {mark.number}, ends {ends}"
+        yield f"{at}, plan {mark.number}, ends {ends}"
+
+
+def _group_status(name: str, found: ReadableRanges) -> Iterator[str]:
+    group = found.group
+    if group is None:
+        yield f"{found.entity} has no reader group {name}"
+        return
+    plan = group.plan
+    state = "settled" if plan.is_settled else f"not settled, attempt {plan.attempts}"
+    yield f"reader group {group.name}, a {group.kind}: plan {plan.number}, {state}"
+    nexts = {each.partition: each.next_position for each in found.partitions}
+    for number, (first, end) in sorted(plan.ranges.items()):
+        yield f"  partition {number}: [{first}, {end}), the bus has up to {nexts.get(number)}"

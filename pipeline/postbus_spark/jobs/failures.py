@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from postbus.contract.yaml_documents import ManifestError
 from postbus_spark import errors
 from postbus_spark.jobs.frames import InvalidPipeline
+from postbus_spark.jobs.state import StateLost
 from postbus_spark.lake.layout import TableAhead
 from postbus_spark.lake.places import InvalidTable
 
@@ -62,6 +63,7 @@ CONFIGURATION: Final = (
 
 STOPPED: Final = (
     Poison,
+    StateLost,
     TableAhead,
     errors.BusRestored,
     errors.DataLoss,

@@ -21,7 +21,7 @@ from postbus_spark.errors import InvalidSchema
 from postbus_spark.lake.files import KEYS
 from postbus_spark.lake.layout import CatalogTable
 from postbus_spark.lake.places import InvalidTable, place_at
-from postbus_spark.schema import WRITTEN, check_written, ddl, default_columns
+from postbus_spark.schema import WRITTEN, check_written
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -36,7 +36,17 @@ REJECT_KEYS: Final = KEYS[:2]
 
 _PARSED: Final = "_parsed_body"
 _UNPARSED: Final = "_unparsed_body"
-KEY_TYPES: Final = {"partition": "int", "position": "bigint", "enqueued_time": "timestamp"}
+_KEY: Final = "_key"
+SOURCE: Final = "source"
+"""Column with the name of the source, where there are several."""
+
+EVENT_TIME: Final = "event_time"
+KEY_TYPES: Final = {
+    "partition": "int",
+    "position": "bigint",
+    "enqueued_time": "timestamp",
+    "source": "string",
+}
 
 
 class InvalidPipeline(Exception):
@@ -46,36 +56,94 @@ class InvalidPipeline(Exception):
         super().__init__(f"{where}: {message}")
 
 
-def frames_of(spec: PipelineSpec, messages: DataFrame) -> dict[str, DataFrame]:
-    """Return the frames that sinks may name. Raises `InvalidPipeline`."""
-    session = messages.sparkSession
-    views = {**_views(spec.source, messages), **_lookups(spec, session)}
+def frames_of(spec: PipelineSpec, messages: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    """Return the frames that sinks may name, of the messages of each source.
+
+    Raises `InvalidPipeline`.
+    """
+    session = messages[spec.source.name].sparkSession
+    views = {**_all_views(spec, messages), **_lookups(spec, session)}
     transform = spec.transform
     if transform is None:
         return views
     if transform.python is not None:
         return {**views, **_called(transform.python, views, spec.sinks)}
-    outputs = dict(views)
     for name, frame in views.items():
         frame.createOrReplaceTempView(name)
-    queries = transform.sql or {}
-    for name in ordered_queries(queries):
+    return {**views, **queried(spec, session, ordered_queries(transform.sql or {}))}
+
+
+def queried(
+    spec: PipelineSpec, session: SparkSession, names: Sequence[str]
+) -> dict[str, DataFrame]:
+    """Return the outputs of queries in this order, each a view. Raises `InvalidPipeline`."""
+    outputs = {}
+    queries = (spec.transform and spec.transform.sql) or {}
+    for name in names:
         where = f"spec.transform.sql.{name}"
         try:
             outputs[name] = session.sql(queries[name])
         except (AnalysisException, ParseException) as error:
-            raise InvalidPipeline(where, _first_line(error)) from None
+            raise InvalidPipeline(where, first_line(error)) from None
         if not outputs[name].columns:
             raise InvalidPipeline(where, "a query that returns rows")
         outputs[name].createOrReplaceTempView(name)
     return outputs
 
 
-def _views(source: Source, messages: DataFrame) -> dict[str, DataFrame]:
+def _all_views(spec: PipelineSpec, messages: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    """Return the views of all sources; `malformed` has the messages of all."""
+    views: dict[str, DataFrame] = {}
+    for at, source in enumerate(spec.sources):
+        found = _views(source, messages[source.name], f"spec.sources[{at}]")
+        if MALFORMED in found and MALFORMED in views:
+            found[MALFORMED] = views[MALFORMED].unionByName(found[MALFORMED])
+        views |= found
+        views[source.name] = _watermarked(source, views[source.name], f"spec.sources[{at}]")
+    return views
+
+
+def _watermarked(source: Source, rows: DataFrame, where: str) -> DataFrame:
+    """Return the rows with their watermark, the first ones of equal ones if so declared.
+
+    A field of bodies becomes the column `event_time`, since Spark watches columns only.
+    """
+    watermark = source.watermark
+    if watermark is None:
+        return rows
+    column = watermark.column
+    kind = _type_of(rows, column, f"{where}.watermark.column")
+    if kind != "timestamp":
+        raise InvalidPipeline(
+            f"{where}.watermark.column", f"{column} of {source.name} is {kind}, and no timestamp"
+        )
+    if "." in column:
+        rows, column = rows.withColumn(EVENT_TIME, functions.col(column)), EVENT_TIME
+    rows = rows.withWatermark(column, f"{watermark.delay_ms} milliseconds")
+    if not source.deduplicate or not rows.isStreaming:
+        return rows
+    keys = []
+    for at, name in enumerate(source.deduplicate):
+        _type_of(rows, name, f"{where}.deduplicate[{at}]")
+        keys.append(f"{_KEY}{at}")
+        rows = rows.withColumn(keys[-1], functions.col(name))
+    return rows.dropDuplicatesWithinWatermark(keys).drop(*keys)
+
+
+def _type_of(rows: DataFrame, column: str, where: str) -> str:
+    try:
+        return rows.select(column).schema.fields[0].dataType.simpleString()
+    except AnalysisException:
+        raise InvalidPipeline(
+            where, f"there is no {column}: name a column of messages, or a field of body.json"
+        ) from None
+
+
+def _views(source: Source, messages: DataFrame, where: str) -> dict[str, DataFrame]:
     """Return the messages with parsed bodies, and those whose body does not have the schema."""
     if source.body is None:
         return {source.name: messages}
-    parsed, is_parsed = _parsed(source, messages)
+    parsed, is_parsed = _parsed(source, messages, where)
     good = parsed.where(is_parsed).withColumn("body", functions.col(_PARSED).dropFields(_UNPARSED))
     bad = parsed.where(f"not ({is_parsed})")
     description = f"the body is no JSON object with {source.body.json_schema}"
@@ -91,13 +159,13 @@ def unparsed_views(source: Source, messages: DataFrame) -> dict[str, DataFrame]:
     """Return the same messages with their bodies as they are."""
     if source.body is None:
         return {source.name: messages}
-    parsed, is_parsed = _parsed(source, messages)
+    parsed, is_parsed = _parsed(source, messages, "spec.sources[0]")
     return {source.name: parsed.where(is_parsed), MALFORMED: parsed.where(f"not ({is_parsed})")}
 
 
-def _parsed(source: Source, messages: DataFrame) -> tuple[DataFrame, str]:
+def _parsed(source: Source, messages: DataFrame, where: str) -> tuple[DataFrame, str]:
     """Return messages with parsed bodies, and the condition that a body was parsed."""
-    schema = body_schema(source)
+    schema = body_schema(source, where)
     text = functions.expr("try_validate_utf8(cast(body as string))")
     parsed = messages.withColumn(
         _PARSED,
@@ -108,13 +176,13 @@ def _parsed(source: Source, messages: DataFrame) -> tuple[DataFrame, str]:
     return parsed, f"{_PARSED} is not null and {_PARSED}.{_UNPARSED} is null"
 
 
-def body_schema(source: Source) -> StructType:
+def body_schema(source: Source, where: str) -> StructType:
     """Return the declared schema of bodies. Raises `InvalidPipeline`."""
-    where = "spec.sources[0].body.json"
+    where = f"{where}.body.json"
     try:
         schema = StructType.fromDDL(source.body.json_schema if source.body else "")
     except (AnalysisException, ParseException) as error:
-        raise InvalidPipeline(where, _first_line(error)) from None
+        raise InvalidPipeline(where, first_line(error)) from None
     if not isinstance(schema, StructType):
         raise InvalidPipeline(where, "columns with their types, such as sku string, amount double")
     return schema
@@ -142,7 +210,7 @@ def read_parquet(session: SparkSession, folder: str, where: str) -> DataFrame:
         return session.read.option("mergeSchema", "true").parquet(f"file:{folder}")
     except PySparkException as error:
         raise InvalidPipeline(
-            where, f"the folder {folder} cannot be read as Parquet ({_first_line(error)})"
+            where, f"the folder {folder} cannot be read as Parquet ({first_line(error)})"
         ) from None
 
 
@@ -225,7 +293,7 @@ def check_sinks(spec: PipelineSpec, frames: Mapping[str, DataFrame]) -> None:
             continue
         schema = frames[sink.origin].schema
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        for name in KEYS if sink.table else REJECT_KEYS:
+        for name in _needed(spec, sink):
             if types.get(name) != KEY_TYPES[name]:
                 found = f"has it as {types[name]}" if name in types else "lacks it"
                 raise InvalidPipeline(
@@ -237,9 +305,18 @@ def check_sinks(spec: PipelineSpec, frames: Mapping[str, DataFrame]) -> None:
             _check_columns(where, sink, schema)
 
 
+def _needed(spec: PipelineSpec, sink: Sink) -> tuple[str, ...]:
+    """Return the columns of messages that the output of a sink must have."""
+    if sink.table is None:
+        return REJECT_KEYS if len(spec.sources) == 1 else (*REJECT_KEYS, SOURCE)
+    if spec.has_places:
+        return KEYS
+    return KEYS[2:] if sink.table.partition_by else ()
+
+
 def written(output: DataFrame) -> DataFrame:
     """Return an output as messages, without the place of each row in the source."""
-    return output.drop(*KEYS)
+    return output.drop(*KEYS, SOURCE)
 
 
 def as_sent(messages: DataFrame) -> DataFrame:
@@ -271,14 +348,7 @@ def _check_columns(where: str, sink: Sink, schema: StructType) -> None:
             raise InvalidPipeline(where, message)
 
 
-def _first_line(error: PySparkException) -> str:
+def first_line(error: PySparkException) -> str:
+    """Return what Spark says, without where."""
     text = error.getMessage() or str(error)
     return " ".join(text.split("\n\n")[0].split())
-
-
-def check_frames(spec: PipelineSpec, spark: SparkSession) -> dict[str, DataFrame]:
-    """Return the frames of a batch without rows. Raises `InvalidPipeline`."""
-    messages = spark.createDataFrame([], ddl(default_columns("map", is_raw_included=False)))
-    frames = frames_of(spec, messages)
-    check_sinks(spec, frames)
-    return frames

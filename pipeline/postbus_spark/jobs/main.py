@@ -127,19 +127,18 @@ def _add_dead_letters(commands: Any) -> None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    from postbus_spark.client import GroupClient
-    from postbus_spark.jobs.frames import check_frames
-    from postbus_spark.jobs.runner import Runner, source_options
-    from postbus_spark.options import read_options
+    from postbus_spark.jobs.readers import readers_of
+    from postbus_spark.jobs.runner import Runner
+    from postbus_spark.jobs.streams import check_frames
 
     document = _document(given)
     if document.spec.source.is_bounded:
         _replay(document, given.connection_string_file)
         return
-    options = source_options(document, given.connection_string_file)
-    client = GroupClient(read_options(options))
-    client.group()
-    runner = Runner(document, client, options, is_tried_again=given.again)
+    readers = readers_of(document, given.connection_string_file)
+    for reader in readers:
+        reader.client.group()
+    runner = Runner(document, readers, is_tried_again=given.again)
     spark = _session(document.metadata.name)
     _on_signals(runner.stop)
     try:
@@ -193,22 +192,21 @@ def _explain(given: argparse.Namespace) -> None:
 
 def _checked(document: PipelineDocument, spark: SparkSession) -> dict[str, DataFrame]:
     """Return the outputs without rows. Raises `InvalidPipeline`."""
-    from postbus_spark.jobs.frames import check_frames, frames_of
+    from postbus_spark.jobs.frames import frames_of
     from postbus_spark.jobs.replay import no_messages, rows_of
+    from postbus_spark.jobs.streams import check_frames
 
     if not document.spec.source.is_bounded:
         return check_frames(document.spec, spark)
     messages = no_messages(document.spec, spark)
     rows_of(document.spec, messages)
-    return frames_of(document.spec, messages)
+    return frames_of(document.spec, {document.spec.source.name: messages})
 
 
 def _status(given: argparse.Namespace) -> None:
-    from postbus_spark.client import GroupClient
     from postbus_spark.jobs.explaining import replay_status, status
+    from postbus_spark.jobs.readers import readers_of
     from postbus_spark.jobs.replay import Replay
-    from postbus_spark.jobs.runner import source_options
-    from postbus_spark.options import read_options
 
     document = _document(given)
     if document.spec.source.is_bounded:
@@ -217,24 +215,26 @@ def _status(given: argparse.Namespace) -> None:
         ):
             print(line)
         return
-    client = GroupClient(read_options(source_options(document, given.connection_string_file)))
-    for line in status(document, client.ranges()):
+    readers = readers_of(document, given.connection_string_file)
+    for line in status(document, [reader.client.ranges() for reader in readers]):
         print(line)
 
 
 def _settle(given: argparse.Namespace) -> None:
-    from postbus_spark.client import GroupClient
-    from postbus_spark.jobs.runner import source_options
+    from postbus_spark.jobs.readers import readers_of
     from postbus_spark.jobs.settling import settle_committed
-    from postbus_spark.options import read_options
 
     document = _document(given)
     checkpoint = document.spec.checkpoint
     if checkpoint is None:
         _has_nothing_to("settle", document)
         return
-    client = GroupClient(read_options(source_options(document, given.connection_string_file)))
-    if settle_committed(client, Path(checkpoint.path)) is None:
+    readers = readers_of(document, given.connection_string_file)
+    settled = [
+        settle_committed(reader.client, Path(checkpoint.path), None, at, len(readers))
+        for at, reader in enumerate(readers)
+    ]
+    if settled == len(readers) * [None]:
         print("nothing to settle")
 
 
@@ -245,6 +245,7 @@ def _has_nothing_to(act: str, document: PipelineDocument) -> None:
 
 def _reset(given: argparse.Namespace) -> None:
     from postbus_spark.jobs.batches import tables_of
+    from postbus_spark.jobs.state import forget_state
 
     document = _document(given)
     if document.spec.checkpoint is None:
@@ -255,6 +256,10 @@ def _reset(given: argparse.Namespace) -> None:
         table.forget()
         print(f"the table {table.folder} takes what comes next")
     checkpoint = Path(document.spec.checkpoint.path)
+    if document.spec.is_stateful:
+        forget_state(checkpoint)
+        print(f"the checkpoint {checkpoint} is empty: the next run begins without state")
+        return
     if checkpoint.exists():
         shutil.rmtree(checkpoint)
     print(f"the checkpoint {checkpoint} is gone: the next run begins where the reader group is")

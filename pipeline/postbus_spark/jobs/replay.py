@@ -144,7 +144,7 @@ def rows_of(spec: PipelineSpec, messages: DataFrame) -> dict[int, DataFrame]:
 
     What a sink names directly is sent as it was.
     """
-    frames = frames_of(spec, messages)
+    frames = frames_of(spec, {spec.source.name: messages})
     unparsed = unparsed_views(spec.source, messages)
     found = {}
     for at, sink in enumerate(spec.sinks):

@@ -32,18 +32,20 @@ def last_batch(checkpoint: Path, log: str = "commits") -> int | None:
     return max(numbers, default=None)
 
 
-def committed_end(checkpoint: Path) -> Offset | None:
-    """Return where the last finished batch ends. Raises `InvalidOffset`."""
-    number = last_batch(checkpoint)
-    if number is None:
-        return None
+def logged_ends(checkpoint: Path, number: int, count: int) -> list[Offset | None]:
+    """Return where a batch ends in each of `count` sources, None: Spark has not read it yet.
+
+    Raises `InvalidOffset`.
+    """
     file = checkpoint / "offsets" / str(number)
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
         version, _, *sources = lines
-        if version != "v1" or len(sources) != 1:
-            raise ValueError(f"it has version {version} and {len(sources)} sources")
-        return read_offset(json.loads(sources[0]))
+        if version != "v1" or len(sources) != count:
+            raise ValueError(
+                f"it has version {version} and {len(sources)} sources, the document {count}"
+            )
+        return [None if each == "-" else read_offset(json.loads(each)) for each in sources]
     except (OSError, ValueError) as error:
         raise InvalidOffset(
             f"the file {file} of the checkpoint cannot be used ({error}): start with an empty"
@@ -51,14 +53,26 @@ def committed_end(checkpoint: Path) -> Offset | None:
         ) from None
 
 
+def committed_ends(checkpoint: Path, count: int) -> list[Offset | None]:
+    """Return where the last finished batch ends in each of `count` sources.
+
+    Raises `InvalidOffset`.
+    """
+    number = last_batch(checkpoint)
+    if number is None:
+        return [None for _ in range(count)]
+    return logged_ends(checkpoint, number, count)
+
+
 def settle_committed(
-    client: GroupClient, checkpoint: Path, epoch: int | None = None
+    client: GroupClient, checkpoint: Path, epoch: int | None = None, at: int = 0, count: int = 1
 ) -> ReaderGroup | None:
     """Settle the plan of the group if Spark has committed its batch; return the settled group.
 
-    `epoch`: of the reader that runs. Without it the group is claimed first. Raises `BulkError`.
+    `epoch`: of the reader that runs. Without it the group is claimed first. `at`: which of `count`
+    sources the group reads. Raises `BulkError`.
     """
-    end = committed_end(checkpoint)
+    end = committed_ends(checkpoint, count)[at]
     if end is None:
         return None
     group = client.group()

@@ -324,6 +324,8 @@ def _shown(kind: Any) -> str:
 
 def _stats(file: StagedFile) -> dict[str, Any]:
     """Return what readers may know of a file without reading it."""
+    if file.partition < 0:
+        return {"numRecords": file.rows}
     lows = {"partition": file.partition, "position": file.first}
     highs = {"partition": file.partition, "position": file.last}
     return {

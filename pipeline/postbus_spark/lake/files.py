@@ -25,6 +25,9 @@ KEYS: Final = ("partition", "position", "enqueued_time")
 """Columns that an output for a table keeps: the place of a row in the source, and its time."""
 
 DAY_MS: Final = 24 * HOUR_MS
+PLACELESS: Final = -1
+"""Partition of a file whose rows have no place."""
+
 GROUP_ROWS: Final = 131_072
 GROUP_BYTES: Final = 32 << 20
 """Size of a row group, by whichever is reached first. Our choice: it is held in memory."""
@@ -39,13 +42,20 @@ FILE_SCHEMA: Final = (
 class TableJob(NamedTuple):
     """What a task needs. `period_ms`: an hour or a day, None for files without a time.
 
-    `ranges`: the batch, in which positions must lie.
+    `ranges`: the batch, in which positions must lie; None: rows have no place.
     """
 
     output: str
     folder: str
     period_ms: int | None
-    ranges: Mapping[int, tuple[int, int]]
+    ranges: Mapping[int, tuple[int, int]] | None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Columns that no row may lack."""
+        if self.ranges is not None:
+            return KEYS
+        return KEYS[2:] if self.period_ms else ()
 
 
 def period_of(partition_by: Iterable[str]) -> int | None:
@@ -77,20 +87,33 @@ def _parts(
     """Yield the rows of each partition and period, in their order."""
     if not batch.num_rows:
         return
-    for name in KEYS:
+    for name in job.keys:
         if batch.column(name).null_count:
             raise InvalidSchema(
                 f"the output {job.output} has rows whose {name} is null: a table needs the place of"
                 " each row; keep the columns of the source as they are"
             )
-    partitions = batch.column("partition").to_numpy(zero_copy_only=False)
+    if not job.keys:
+        yield (PLACELESS, None), batch
+        return
     times = _milliseconds(batch)
+    partitions = times * 0 + PLACELESS
+    if job.ranges is not None:
+        partitions = batch.column("partition").to_numpy(zero_copy_only=False)
     periods = times // job.period_ms if job.period_ms else times * 0
     changes = (partitions[1:] != partitions[:-1]) | (periods[1:] != periods[:-1])
     bounds = [0, *(int(each) + 1 for each in changes.nonzero()[0]), batch.num_rows]
     for start, end in pairwise(bounds):
         period_ms = int(periods[start]) * job.period_ms if job.period_ms else None
         yield (int(partitions[start]), period_ms), batch.slice(start, end - start)
+
+
+def _task() -> int:
+    """Return the number of the task in its stage."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
 
 
 def _milliseconds(batch: pa.RecordBatch) -> Any:
@@ -116,27 +139,35 @@ class _FileWriter:
         self._first = self._last = self._first_ms = self._last_ms = -1
 
     def add(self, rows: pa.RecordBatch) -> None:
-        positions = rows.column("position").to_numpy(zero_copy_only=False)
-        first, last = int(positions.min()), int(positions.max())
-        low, end = self._job.ranges.get(self.key[0], (0, 0))
-        if first < low or last >= end:
-            raise InvalidSchema(
-                f"the output {self._job.output} has positions {first} to {last} in partition"
-                f" {self.key[0]}, and the batch is [{low}, {end}): keep the columns partition and"
-                " position of the source as they are"
+        if self._job.ranges is None:
+            self._first, self._last = _task(), self._rows + rows.num_rows
+        else:
+            self._check_places(rows)
+        if self._job.keys:
+            times = _milliseconds(rows)
+            self._first_ms = (
+                min(self._first_ms, int(times.min())) if self._rows else int(times.min())
             )
-        times = _milliseconds(rows)
-        if not self._rows:
-            self._first, self._first_ms = first, int(times.min())
-        self._first, self._last = min(self._first, first), max(self._last, last)
-        self._first_ms = min(self._first_ms, int(times.min()))
-        self._last_ms = max(self._last_ms, int(times.max()))
+            self._last_ms = max(self._last_ms, int(times.max()))
         self._rows += rows.num_rows
         self._waiting.append(rows)
         self._waiting_rows += rows.num_rows
         self._waiting_bytes += rows.nbytes
         if self._waiting_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
             self._flush()
+
+    def _check_places(self, rows: pa.RecordBatch) -> None:
+        positions = rows.column("position").to_numpy(zero_copy_only=False)
+        first, last = int(positions.min()), int(positions.max())
+        low, end = (self._job.ranges or {}).get(self.key[0], (0, 0))
+        if first < low or last >= end:
+            raise InvalidSchema(
+                f"the output {self._job.output} has positions {first} to {last} in partition"
+                f" {self.key[0]}, and the batch is [{low}, {end}): keep the columns partition and"
+                " position of the source as they are"
+            )
+        self._first = min(self._first, first) if self._rows else first
+        self._last = max(self._last, last)
 
     def _flush(self) -> None:
         import pyarrow as pa

@@ -40,7 +40,11 @@ class TableTaken(PostbusSparkError):
 
 
 class Batch(NamedTuple):
-    """The planned ranges of a reader group, under the number of their plan."""
+    """The planned ranges of a reader group, under the number of their plan.
+
+    `has_places`: rows have a partition and a position of the ranges, and files are named by them.
+    Otherwise a batch is known by its number alone.
+    """
 
     entity: str
     generation: str
@@ -49,6 +53,7 @@ class Batch(NamedTuple):
     number: int
     attempts: int
     ranges: Mapping[int, tuple[int, int]]
+    has_places: bool = True
 
 
 class Mark(NamedTuple):
@@ -86,7 +91,10 @@ class Verified(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that an executor wrote. `period_ms`: when the hour or day of its rows begins."""
+    """A file that an executor wrote. `period_ms`: when the hour or day of its rows begins.
+
+    `partition` -1: its rows have no place; `first` is the number of the task then.
+    """
 
     staged: str
     partition: int
@@ -205,7 +213,8 @@ class Table(ABC):
 
     def named(self, file: StagedFile, unique: str) -> str:
         """Return the path of a file below the table."""
-        name = f"p{file.partition:03}-{file.first}-{file.last}-{unique}.parquet"
+        place = f"p{file.partition:03}" if file.partition >= 0 else "r"
+        name = f"{place}-{file.first}-{file.last}-{unique}.parquet"
         return "/".join([*self._folders(file.period_ms), name])
 
     def _folders(self, period_ms: int | None) -> list[str]:
