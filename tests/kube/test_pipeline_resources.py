@@ -729,6 +729,28 @@ async def test_a_group_of_another_kind_is_left_alone(
     assert groups(shop) == {"prices": "tap"}
 
 
+async def test_each_source_of_a_pipeline_has_a_group(
+    configuration: Configuration, shop: Shop
+) -> None:
+    """The group that another pipeline reads with is that one's when the first is deleted."""
+    orders, returns = (shop.entity(name) for name in ("orders", "returns"))
+    async with operator(configuration, shop):
+        shop.make("Queue", "orders")
+        shop.make("Queue", "returns")
+        late = {"name": "returns", "queue": returns, "readerGroup": "late"}
+        drained = {"name": "orders", "queue": orders, "mode": "drain"}
+        make_pipeline(shop, sources=[drained, late])
+        await started(shop)
+        assert groups(shop) == {"prices": "drain", "late": "tap"}
+        table = {"from": "returns", "table": {"format": "parquet", "path": "/lake/returns"}}
+        make_pipeline(shop, "others", sources=[late], sinks=[table])
+        valid = partial(shop.condition, "Pipeline", "others", "Valid")
+        await eventually(lambda: valid() == ("False", "GroupTaken"))
+        shop.delete("Pipeline", "prices")
+        await eventually(lambda: shop.is_gone("Pipeline", "prices"))
+    assert groups(shop) == {"late": "tap"}
+
+
 # --- deletion -----------------------------------------------------------------------------------
 
 

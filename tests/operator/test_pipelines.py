@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from postbus.contract.control_groups import ReaderGroupDescription
+from postbus.contract.pipeline import Source
 from postbus_operator.kube.cache import Cache, entities_of
 from postbus_operator.names import MAX_STATEFUL_SET, child_name, pipeline_name, store_name
 from postbus_operator.objects import Key, Resource
@@ -94,7 +95,20 @@ def test_replays_of_one_queue_are_no_rivals() -> None:
     earlier = resource(**fields)
     later = resource("late", "2026-11-23T09:00:01Z", **fields)
     check_rivals(later, document_of(later), [earlier])
-    assert not is_group_shared(earlier, [later])
+    assert not is_group_shared(earlier, Source.model_validate(source), [later])
+
+
+def test_any_source_of_two_pipelines_may_be_read_with_one_group() -> None:
+    both = [{"name": name, "queue": name, "readerGroup": "lake"} for name in ("orders", "returns")]
+    earlier = resource(sources=both)
+    fields: Json = {"checkpoint": {"path": "/lake/late"}, "sources": [both[1]]}
+    fields["sinks"] = [{"from": "returns", "topic": "copies"}]
+    later = resource("late", "2026-11-23T09:00:01Z", **fields)
+    with pytest.raises(SpecInvalid, match="reads returns with the reader group lake: set another"):
+        check_rivals(later, document_of(later), [earlier])
+    orders, returns = map(Source.model_validate, both)
+    assert is_group_shared(earlier, returns, [later])
+    assert not is_group_shared(earlier, orders, [later])
 
 
 # --- objects ------------------------------------------------------------------------------------
@@ -335,7 +349,7 @@ def group(lag_s: float | None, unread: int | None = 7) -> ReaderGroupDescription
 def shown_after(status: Json, lag_s: float, unread: int = 7, limit_s: float | None = 600) -> Json:
     found = Resource.from_object("Pipeline", pipeline() | {"status": status})
     draft = PipelineDraft(found, datetime(2026, 11, 27, tzinfo=UTC))
-    lag = lag_of(group(lag_s, unread))
+    lag = lag_of([group(lag_s, unread)])
     assert lag is not None
     draft.note_lag(lag, limit_s)
     outcome = draft.outcome()
@@ -345,12 +359,14 @@ def shown_after(status: Json, lag_s: float, unread: int = 7, limit_s: float | No
 
 @pytest.mark.parametrize(("lag_s", "unread"), [(None, 7), (60, None)])
 def test_a_lag_that_the_bus_does_not_know_is_none(lag_s: float | None, unread: int | None) -> None:
-    assert lag_of(group(lag_s, unread)) is None
+    assert lag_of([group(lag_s, unread)]) is None
 
 
 def test_a_pipeline_that_keeps_up_shows_no_fluctuation() -> None:
-    assert lag_of(group(9.9, 5_000)) == (0, 0)
-    assert lag_of(group(10.2, 5_000)) == (5_000, 10)
+    assert lag_of([group(9.9, 5_000)]) == (0, 0)
+    assert lag_of([group(9.9, 5_000), group(30, 7)]) == (5_007, 30)
+    assert lag_of([group(30, 7), group(None, None)]) is None
+    assert lag_of([group(10.2, 5_000)]) == (5_000, 10)
     first = shown_after({}, 0, 0)
     assert (first["lagMessages"], first["lagSeconds"]) == (0, 0)
     assert shown_after(first, 3, 800) == first
@@ -405,17 +421,26 @@ def planned(number: int, *, attempts: int = 1, is_settled: bool = True) -> Reade
 
 
 def test_a_group_without_a_plan_has_no_batch() -> None:
-    assert batch_of(planned(0, attempts=0), None, NOON) is None
+    assert batch_of([planned(0, attempts=0)], None, NOON) is None
+
+
+def test_a_batch_of_several_groups_has_the_sum_of_their_plans() -> None:
+    """A group without new messages has settled its own."""
+    shown = batch_of(
+        [planned(7, attempts=3), planned(5, is_settled=False), planned(0, attempts=0)], None, NOON
+    )
+    assert shown is not None
+    assert (shown.number, shown.attempts, shown.settled) == (12, 1, False)
 
 
 def test_batches_that_follow_each_other_are_shown_after_a_pause() -> None:
-    first = batch_of(planned(7), None, NOON)
+    first = batch_of([planned(7)], None, NOON)
     assert first is not None
     assert (first.number, first.settled, first.time) == (7, True, "2026-11-27T12:00:00Z")
-    assert batch_of(planned(7), first, NOON + timedelta(hours=1)) is first
+    assert batch_of([planned(7)], first, NOON + timedelta(hours=1)) is first
     soon, later = (NOON + timedelta(minutes=each) for each in (9, 10))
-    assert batch_of(planned(500, is_settled=False), first, soon) is first
-    shown = batch_of(planned(600, is_settled=False), first, later)
+    assert batch_of([planned(500, is_settled=False)], first, soon) is first
+    shown = batch_of([planned(600, is_settled=False)], first, later)
     assert shown is not None
     assert (shown.number, shown.settled, shown.time) == (600, False, "2026-11-27T12:10:00Z")
 
@@ -433,7 +458,7 @@ def test_batches_that_follow_each_other_are_shown_after_a_pause() -> None:
 def test_a_batch_that_stood_still_is_shown_at_once(
     before: ReaderGroupDescription, after: ReaderGroupDescription
 ) -> None:
-    shown = batch_of(after, batch_of(before, None, NOON), NOON + timedelta(seconds=1))
+    shown = batch_of([after], batch_of([before], None, NOON), NOON + timedelta(seconds=1))
     assert shown is not None
     assert (shown.number, shown.attempts) == (after.plan_number, after.attempts)
     assert (shown.settled, shown.time) == (after.is_settled, "2026-11-27T12:00:01Z")

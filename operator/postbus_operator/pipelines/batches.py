@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -22,19 +22,22 @@ def shown_batch(status: Mapping[str, Any]) -> BatchStatus | None:
 
 
 def batch_of(
-    group: ReaderGroupDescription, shown: BatchStatus | None, now: datetime
+    groups: Sequence[ReaderGroupDescription], shown: BatchStatus | None, now: datetime
 ) -> BatchStatus | None:
     """Return the batch to show in place of another one; None: there was none.
 
+    Its number is that of the runner: the sum of the plans of all groups (ADR 47).
     Another one follows soon in a pipeline that works, and is shown after a pause. One that was
     begun again, or that was not settled and is, is shown at once.
     """
-    if group.plan_number == 0:
+    planned = [group for group in groups if group.plan_number]
+    if not planned:
         return None
+    begun = [group for group in planned if not group.is_settled]
     found = BatchStatus(
-        number=group.plan_number,
-        attempts=group.attempts,
-        settled=group.is_settled,
+        number=sum(group.plan_number for group in planned),
+        attempts=max(group.attempts for group in begun or planned),
+        settled=not begun,
         time=timestamp(now),
     )
     if shown is None or shown.number > found.number:  # of a group that was made again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -58,9 +59,9 @@ class PipelineDraft:
             message = lost if found.reason == MESSAGES_DROPPED else said
             self.set(found.type, "True", found.reason, message)
 
-    def note_batch(self, group: ReaderGroupDescription) -> None:
-        """Note the last batch of the reader group."""
-        self._batch = batch_of(group, self._batch, self._now)
+    def note_batch(self, groups: Sequence[ReaderGroupDescription]) -> None:
+        """Note the last batch of the reader groups."""
+        self._batch = batch_of(groups, self._batch, self._now)
 
     def note_lag(self, found: Lag, limit_s: float | None) -> None:
         """Note how far the reader group is behind; `limit_s`: from there on it lags.

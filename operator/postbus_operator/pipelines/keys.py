@@ -27,8 +27,8 @@ def rule_name(key: Key) -> str:
 
 
 def rights_of(spec: PipelineSpec) -> list[str]:
-    """Return the rights that reading an entity, and writing to entities, need."""
-    is_reading = spec.source.table is None
+    """Return the rights that reading entities, and writing to entities, need."""
+    is_reading = any(source.table is None for source in spec.sources)
     is_sending = any(sink.entity is not None for sink in spec.sinks)
     wanted = ((Right.LISTEN, is_reading), (Right.SEND, is_sending))
     return [right.value for right, is_wanted in wanted if is_wanted]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from postbus.contract.control_groups import ReaderGroupDescription
@@ -25,13 +25,15 @@ class Lag(NamedTuple):
     seconds: int
 
 
-def lag_of(group: ReaderGroupDescription) -> Lag | None:
-    """Return the lag of a reader group; None: the bus does not know it now."""
-    if group.unread_messages is None or group.lag_seconds is None:
-        return None
-    if group.lag_seconds < LITTLE_S:
-        return Lag(0, 0)
-    return Lag(group.unread_messages, int(group.lag_seconds))
+def lag_of(groups: Iterable[ReaderGroupDescription]) -> Lag | None:
+    """Return the messages of all reader groups, and the longest lag; None: it is not known now."""
+    messages, seconds = 0, 0.0
+    for group in groups:
+        if group.unread_messages is None or group.lag_seconds is None:
+            return None
+        messages += group.unread_messages
+        seconds = max(seconds, group.lag_seconds)
+    return Lag(0, 0) if seconds < LITTLE_S else Lag(messages, int(seconds))
 
 
 def shown_lag(status: Mapping[str, Any]) -> Lag | None:

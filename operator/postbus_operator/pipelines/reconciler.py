@@ -8,13 +8,12 @@ from typing import Final
 from pydantic import ValidationError
 
 from postbus.client.control import RequestRefused
-from postbus.contract.bulk import GroupKindName
 from postbus.contract.control_groups import (
     CreateReaderGroup,
     OfReaderGroup,
     ReaderGroupDescription,
 )
-from postbus.contract.pipeline import PipelineDocument
+from postbus.contract.pipeline import PipelineDocument, Source
 from postbus.contract.pipeline_checks import Problem, pipeline_problems, shared_claims
 from postbus_operator.bus.marks import mark_of
 from postbus_operator.bus.refusals import has_moved_on, spec_invalid
@@ -89,23 +88,23 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     if missing is not None:
         return draft.waits("EntitiesResolved", "NotReady", missing, "EntityNotReady")
     draft.set("EntitiesResolved", "True", "Resolved", "all entities are on the bus")
-    kind = document.spec.source.group_kind
+    sources = [each for each in document.spec.sources if not each.is_bounded]
     is_fresh = not _is_ready(resource)
-    group = None if kind is None else await _group(session, document, is_fresh=is_fresh)
-    lag = None if group is None else lag_of(group)
-    if lag is not None:
+    groups = [await _group(session, document, each, is_fresh=is_fresh) for each in sources]
+    lag = lag_of(each for each in groups if each is not None)
+    if lag is not None and groups and None not in groups:
         draft.note_lag(lag, limit_s(document.spec))
-    if group is not None:
-        draft.note_batch(group)
+    draft.note_batch([each for each in groups if each is not None])
     # Noted first: otherwise a deletion would not look for what a lost look has made.
-    if kind is None and draft.binding is None:
+    if not sources and draft.binding is None:
         draft.binding = pipeline_name(resource.key.name)
         return draft.starts("the key is made next", retry_s=0)
-    if kind is not None and draft.reader_group is None:
+    if sources and draft.reader_group is None:
         draft.reader_group = document.group
         return draft.starts("the reader group is made next", retry_s=0)
-    if kind is not None and group is None:
-        await _create_group(session, document, kind)
+    for source, group in zip(sources, groups, strict=True):
+        if group is None:
+            await _create_group(session, document, source)
     keys = await sync_key(context, session, owner.bus, resource, document.spec)
     if keys.condition is None or keys.condition[0] != "True" or keys.binding is None:
         _, reason, message = keys.condition or ("False", "SourceMissing", "there is no key")
@@ -186,14 +185,13 @@ def _missing(
 
 
 async def _group(
-    session: BusSession, document: PipelineDocument, *, is_fresh: bool
+    session: BusSession, document: PipelineDocument, source: Source, *, is_fresh: bool
 ) -> ReaderGroupDescription | None:
-    """Return the reader group; None: there is none. Raises SpecInvalid if its kind differs.
+    """Return the group of a source; None: there is none. Raises SpecInvalid if its kind differs.
 
     `is_fresh`: as it is now, and not as a look for another pipeline found it.
     """
-    source = document.spec.source
-    group = await find_group(session, _group_of(document), is_fresh=is_fresh)
+    group = await find_group(session, _group_of(document, source), is_fresh=is_fresh)
     if group is not None and group.kind != source.mode:
         raise SpecInvalid(
             "GroupKindDiffers",
@@ -203,11 +201,10 @@ async def _group(
     return group
 
 
-async def _create_group(
-    session: BusSession, document: PipelineDocument, kind: GroupKindName
-) -> None:
-    """Create the reader group: from then on it keeps its messages."""
-    named = _group_of(document)
+async def _create_group(session: BusSession, document: PipelineDocument, source: Source) -> None:
+    """Create the group of a source: from then on it keeps its messages."""
+    named, kind = _group_of(document, source), source.group_kind
+    assert kind is not None  # the source has no end
     group = CreateReaderGroup(
         entity=named.entity, sub_queue=named.sub_queue, name=named.name, kind=kind
     )
@@ -219,9 +216,9 @@ async def _create_group(
         raise spec_invalid(error) from error
 
 
-def _group_of(document: PipelineDocument) -> OfReaderGroup:
-    source = document.spec.source
-    return OfReaderGroup(entity=source.entity, sub_queue=source.sub_queue, name=document.group)
+def _group_of(document: PipelineDocument, source: Source) -> OfReaderGroup:
+    name = document.group_of(source)
+    return OfReaderGroup(entity=source.entity, sub_queue=source.sub_queue, name=name)
 
 
 # --- objects ------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ async def release_pipeline(context: Context, resource: Resource) -> Outcome:
     try:
         if session is None or session.trouble is not None:
             raise context.buses.failure_of(bus)
-        await _drop_group(context, session, resource)
+        await _drop_groups(context, session, resource)
         keys = await remove_key(context, session, bus, resource)
     except (BackendUnavailable, RequestRefused) as error:
         text = f"the reader group cannot be dropped ({error}): wait, delete the Namespace"
@@ -52,28 +52,29 @@ async def release_pipeline(context: Context, resource: Resource) -> Outcome:
     return _freed()
 
 
-async def _drop_group(context: Context, session: BusSession, resource: Resource) -> None:
-    """Drop the group unless the policy keeps it, or another pipeline reads with it.
+async def _drop_groups(context: Context, session: BusSession, resource: Resource) -> None:
+    """Drop the groups unless the policy keeps them, or another pipeline reads with them.
 
     A look that is repeated can find a group of the same name and another kind: it is of a pipeline
     that waited for the name.
     """
     policy = (resource.spec.get("operatorSpec") or {}).get("deletionPolicy", "Delete")
+    if policy == "Retain" or resource.status.get("readerGroup") is None:
+        return
     others = context.cache.of_kind("Pipeline")
-    is_made = resource.status.get("readerGroup") is not None
-    if policy == "Retain" or not is_made or is_group_shared(resource, others):
-        return
-    source = Source.model_validate(resource.spec["sources"][0])
-    name = resource.status["readerGroup"]
-    group = OfReaderGroup(entity=source.entity, sub_queue=source.sub_queue, name=name)
-    found = await find_group(session, group)
-    if found is None or found.kind != source.mode:
-        return
-    try:
-        await session.control.delete_reader_group(group)
-    except RequestRefused as error:
-        if error.status != 404:  # dropped by somebody, or with its entity
-            raise
+    for source in map(Source.model_validate, resource.spec["sources"]):
+        if source.is_bounded or is_group_shared(resource, source, others):
+            continue
+        name = source.reader_group or resource.key.name
+        group = OfReaderGroup(entity=source.entity, sub_queue=source.sub_queue, name=name)
+        found = await find_group(session, group)
+        if found is None or found.kind != source.mode:
+            continue
+        try:
+            await session.control.delete_reader_group(group)
+        except RequestRefused as error:
+            if error.status != 404:  # dropped by somebody, or with its entity
+                raise
 
 
 def _force() -> str:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 
-from postbus.contract.pipeline import PipelineDocument, Volume
+from postbus.contract.pipeline import PipelineDocument, Source, Volume
 from postbus.contract.pipeline_checks import pipeline_problems
 from postbus.contract.resources import API_VERSION
 from postbus_operator.objects import Key, Resource
 from postbus_operator.outcome import SpecInvalid
 
+GroupKey: TypeAlias = tuple[Key | None, str, str, str]
 NEXT_STEP: Final = "or delete one of them"
 
 
@@ -43,12 +44,14 @@ def check_rivals(
         known = _readable(other)
         if known is None:
             continue
-        if group_of(other, known) == group_of(resource, document):
-            raise SpecInvalid(
-                "GroupTaken",
-                f"{other.key} reads {document.spec.source.entity} with the reader group"
-                f" {document.group}: set another readerGroup, {NEXT_STEP}",
-            )
+        taken = {group_of(other, source) for source in known.spec.sources}
+        for source in document.spec.sources:
+            if group_of(resource, source) in taken:
+                raise SpecInvalid(
+                    "GroupTaken",
+                    f"{other.key} reads {source.entity} with the reader group"
+                    f" {document.group_of(source)}: set another readerGroup, {NEXT_STEP}",
+                )
         is_shared = _is_shared(_folder_of(other, known), _folder_of(resource, document))
         if checkpoint is not None and is_shared:
             raise SpecInvalid(
@@ -58,17 +61,15 @@ def check_rivals(
             )
 
 
-def is_group_shared(resource: Resource, others: Iterable[Resource]) -> bool:
+def is_group_shared(resource: Resource, source: Source, others: Iterable[Resource]) -> bool:
     """Return whether another pipeline can go on with the reader group, and stands for it."""
-    document = _readable(resource)
-    return document is not None and any(
-        group_of(other, known) == group_of(resource, document)
-        and known.spec.source.mode == document.spec.source.mode
-        and not pipeline_problems(known)
+    return (group_of(resource, source), source.mode) in (
+        (group_of(other, each), each.mode)
         for other in others
         if other.key != resource.key and is_of_bus(other)
         if not other.is_deleting and not other.is_paused
-        if (known := _readable(other)) is not None
+        if (known := _readable(other)) is not None and not pipeline_problems(known)
+        for each in known.spec.sources
     )
 
 
@@ -81,15 +82,15 @@ def is_of_bus(resource: Resource) -> bool:
     return resource.owner is not None and resource.owner.namespace == resource.key.namespace
 
 
-def group_of(resource: Resource, document: PipelineDocument) -> tuple[Key | None, str, str, str]:
-    """Return what identifies the reader group: bus, entity, sub-queue, name.
+def group_of(resource: Resource, source: Source) -> GroupKey:
+    """Return what identifies the reader group of a source: bus, entity, sub-queue, name.
 
-    A pipeline without one is itself what nobody shares.
+    A source without one is itself what nobody shares.
     """
-    source = document.spec.source
     if source.is_bounded:
         return resource.key, "", "", ""
-    return resource.owner, source.entity.lower(), source.sub_queue, document.group
+    name = source.reader_group or resource.key.name
+    return resource.owner, source.entity.lower(), source.sub_queue, name
 
 
 def _age(resource: Resource) -> tuple[datetime, str]:
