@@ -235,7 +235,7 @@ def test_a_driver_has_the_token_and_its_executors_have_neither_token_nor_key(tri
     [connection] = [each for each in template["spec"]["volumes"] if "secret" in each]
     assert connection["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
     [executor] = template["spec"]["containers"]
-    assert environment(executor)["SSL_CERT_FILE"] == "/etc/postbus/connection/ca.crt"
+    assert environment(executor)["POSTBUS_CA_FILE"] == "/etc/postbus/connection/ca.crt"
     assert not labels_of(resource()).items() <= template["metadata"]["labels"].items()
 
 
