@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from postbus.contract.pipeline import DEFAULT_BYTES_PER_TRIGGER
-from postbus.contract.pipeline_checks import ordered_queries
+from postbus.contract.pipeline_checks import ordered_queries, shared_claims
 from postbus.contract.yaml_documents import ManifestError
 from postbus_spark.jobs.batches import writer_options
 from postbus_spark.jobs.documents import read_pipeline
@@ -420,6 +420,18 @@ def test_explain_names_the_claims_that_executors_share(tmp_path: Path) -> None:
     ]
     file.write_text(text)
     assert "Kubernetes" not in "\n".join(explained(read_pipeline(file), {}))
+
+
+def test_executors_share_the_folder_of_state(tmp_path: Path) -> None:
+    """It is in the checkpoint, which is the driver's alone otherwise."""
+    example = Path(__file__).parents[2] / "examples" / "pipeline" / "count-orders.yaml"
+    file = tmp_path / "pipeline.yaml"
+    text = example.read_text(encoding="utf-8").replace("/tmp/lake/checkpoints", "/state")
+    text += "    - {claimName: state, mountPath: /state}\n  runtime: {executors: 3}\n"
+    file.write_text(text)
+    assert shared_claims(read_pipeline(file).spec) == ["lake", "state"]
+    file.write_text(text.replace("executors: 3", "executors: 0"))
+    assert shared_claims(read_pipeline(file).spec) == []
 
 
 # --- the command line -----------------------------------------------------------------------------

@@ -269,6 +269,8 @@ def shared_claims(spec: PipelineSpec) -> list[str]:
     paths += [sink.table.path for sink in spec.sinks if sink.table is not None]
     if spec.source.table is not None:
         paths.append(spec.source.table.path)
+    if spec.is_stateful and spec.checkpoint is not None:
+        paths.append(spec.checkpoint.path)
     claims = [each.claim_name for each in spec.volumes if any(map(each.has, paths))]
     return list(dict.fromkeys(claims))
 
