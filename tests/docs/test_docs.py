@@ -731,11 +731,11 @@ def check_postbus(arguments: list[str]) -> None:
     command.make_context(name, list(rest))
 
 
-CLI_VARIABLES = {"POSTBUS_CONTEXT", "POSTBUS_CONNECTION_STRING"}
+CLIENT_VARIABLES = {"POSTBUS_CONTEXT", "POSTBUS_CONNECTION_STRING", "POSTBUS_CA_FILE"}
 
 
 def check_variable(name: str) -> None:
-    if name in CLI_VARIABLES or name.startswith("OTEL_"):
+    if name in CLIENT_VARIABLES or name.startswith("OTEL_"):
         return
     if name.startswith(OPERATOR_PREFIX):
         assert name.removeprefix(OPERATOR_PREFIX).lower() in OperatorSettings.model_fields, name

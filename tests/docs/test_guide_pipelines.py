@@ -56,8 +56,9 @@ def test_fields_of_the_guide_are_those_of_the_model() -> None:
     known = fields_of(PipelineSpec)
     assert set(rows) - known == set()
     shown_together = {
-        "sources[].topic", "sources[].subscription", "sources[].body", "trigger.continuous",
-        "trigger.once", "trigger.schedule", "transform", "sinks", "limits", "checkpoint",
+        "sources[].topic", "sources[].subscription", "sources[].body", "sources[].watermark",
+        "trigger.continuous", "trigger.once", "trigger.schedule", "transform", "sinks", "limits",
+        "checkpoint",
         "sinks[].topic", "runtime", "runtime.envFrom", "runtime.envFrom[].secretRef", "volumes",
         "runtime.executor", "operatorSpec", "lookups[].delta",
     }  # fmt: skip

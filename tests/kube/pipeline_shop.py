@@ -8,6 +8,7 @@ from typing import Any, Final
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from postbus_operator.kube.resource_types import (
+    CRON_JOBS,
     JOBS,
     PODS,
     STATEFUL_SETS,
@@ -139,3 +140,40 @@ async def started(shop: Shop, name: str = "prices") -> None:
     """Wait until a pipeline has a workload whose pod starts."""
     said = "the pod starts"
     await eventually(lambda: message(shop, name=name) == said, f"{name}: {said}")
+
+
+def owned_by(owner: Any) -> list[Any]:
+    metadata = owner["metadata"]
+    names = {name: metadata[name] for name in ("name", "uid")}
+    return [{"apiVersion": "batch/v1", "kind": owner["kind"], "controller": True, **names}]
+
+
+def begins(shop: Shop, name: str) -> Any:
+    """Make a Job as the controller of CronJobs does, with a pod that is ready; return it."""
+    cron_job = found(shop, CRON_JOBS)
+    template = cron_job["spec"]["jobTemplate"]
+    metadata = {**template["metadata"], "name": name, "ownerReferences": owned_by(cron_job)}
+    wanted = {"metadata": metadata, "spec": template["spec"]}
+    made = shop.server.request("POST", JOBS.path(shop.name), wanted)
+    active = [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "namespace": shop.name}]
+    say(shop, CRON_JOBS, NAME, active=active)
+    say(shop, JOBS, name, startTime="2026-01-01T00:00:00Z", active=1, ready=1)
+    return made
+
+
+def is_suspended(shop: Shop, type: ResourceType, name: str = NAME) -> bool:
+    return bool(found(shop, type, name)["spec"]["suspend"])
+
+
+def completes(shop: Shop, name: str) -> None:
+    now = "2026-01-01T00:00:00Z"
+    ended = [{"type": type, "status": "True"} for type in ("SuccessCriteriaMet", "Complete")]
+    status: dict[str, Any] = {"active": None, "ready": 0, "succeeded": 1, "completionTime": now}
+    say(shop, JOBS, name, conditions=ended, **status)
+
+
+def fails(shop: Shop, run: Any, code: int, words: str) -> None:
+    ends(shop, run["spec"]["template"], code, words, ownerReferences=owned_by(run))
+    ended = [{"type": type, "status": "True"} for type in ("FailureTarget", "Failed")]
+    name = run["metadata"]["name"]
+    say(shop, JOBS, name, active=None, ready=0, failed=1, conditions=ended)

@@ -32,7 +32,6 @@ from postbus_operator.kube.resource_types import (
     SECRETS,
     SERVICE_ACCOUNTS,
     STATEFUL_SETS,
-    ResourceType,
 )
 from postbus_operator.pipelines.reconciler import reconcile_pipeline
 from postbus_spark.jobs.documents import read_pipeline
@@ -43,11 +42,15 @@ from tests.kube.clients import configuration_of
 from tests.kube.operator_run import Run, eventually, leading
 from tests.kube.pipeline_shop import (
     NAME,
+    begins,
+    completes,
     ends,
+    fails,
     found,
     groups,
     has,
     is_gone,
+    is_suspended,
     jobs,
     lag,
     make_pipeline,
@@ -397,43 +400,6 @@ async def test_a_pipeline_that_runs_once_is_a_job_for_each_document(
 # --- schedules ----------------------------------------------------------------------------------
 
 SCHEDULE: Final = {"schedule": "*/5 * * * *", "continuous": None, "once": None}
-
-
-def owned_by(owner: Any) -> list[Any]:
-    metadata = owner["metadata"]
-    names = {name: metadata[name] for name in ("name", "uid")}
-    return [{"apiVersion": "batch/v1", "kind": owner["kind"], "controller": True, **names}]
-
-
-def begins(shop: Shop, name: str) -> Any:
-    """Make a Job as the controller of CronJobs does, with a pod that is ready; return it."""
-    cron_job = found(shop, CRON_JOBS)
-    template = cron_job["spec"]["jobTemplate"]
-    metadata = {**template["metadata"], "name": name, "ownerReferences": owned_by(cron_job)}
-    wanted = {"metadata": metadata, "spec": template["spec"]}
-    made = shop.server.request("POST", JOBS.path(shop.name), wanted)
-    active = [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "namespace": shop.name}]
-    say(shop, CRON_JOBS, NAME, active=active)
-    say(shop, JOBS, name, startTime="2026-01-01T00:00:00Z", active=1, ready=1)
-    return made
-
-
-def is_suspended(shop: Shop, type: ResourceType, name: str = NAME) -> bool:
-    return bool(found(shop, type, name)["spec"]["suspend"])
-
-
-def completes(shop: Shop, name: str) -> None:
-    now = "2026-01-01T00:00:00Z"
-    ended = [{"type": type, "status": "True"} for type in ("SuccessCriteriaMet", "Complete")]
-    status: dict[str, Any] = {"active": None, "ready": 0, "succeeded": 1, "completionTime": now}
-    say(shop, JOBS, name, conditions=ended, **status)
-
-
-def fails(shop: Shop, run: Any, code: int, words: str) -> None:
-    ends(shop, run["spec"]["template"], code, words, ownerReferences=owned_by(run))
-    ended = [{"type": type, "status": "True"} for type in ("FailureTarget", "Failed")]
-    name = run["metadata"]["name"]
-    say(shop, JOBS, name, active=None, ready=0, failed=1, conditions=ended)
 
 
 async def test_a_schedule_is_a_cron_job_whose_last_run_counts(
