@@ -64,7 +64,6 @@ class Options:
     properties_format: PropertiesFormat = "map"
     from_ms: int | None = None
     to_ms: int | None = None
-    pushes_filters: bool = False
     is_plan_only: bool = False
 
     @property
@@ -332,7 +331,6 @@ _OPTIONS: Final[_Options] = {
     "propertiesFormat": ("properties_format", _choice(get_args(PropertiesFormat))),
     "startingTimestamp": ("from_ms", _count(0, MAX_TIME_MS)),
     "endingTimestamp": ("to_ms", _count(0, MAX_TIME_MS)),
-    "pushFilters": ("pushes_filters", _flag),
 }
 _WRITE_OPTIONS: Final[_Options] = {
     "endpoint": ("endpoint", _endpoint),

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from postbus_spark.errors import InvalidOption
-
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
@@ -42,27 +40,16 @@ class PostbusSource(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         """Return the reader of a batch query."""
-        options = self._options()
-        if options.pushes_filters:
-            from postbus_spark.filters import FilteredReader
-
-            return FilteredReader(options, schema)
         from postbus_spark.reader import BatchReader
 
-        return BatchReader(options, schema)
+        return BatchReader(self._options(), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a streaming query."""
         check_version()
         from postbus_spark.stream import StreamReader
 
-        options = self._options()
-        if options.pushes_filters:
-            raise InvalidOption(
-                "option pushFilters: a stream reads each message once, whatever its conditions say:"
-                " leave it out"
-            )
-        return StreamReader(options, schema)
+        return StreamReader(self._options(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch query."""

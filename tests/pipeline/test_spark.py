@@ -245,32 +245,6 @@ def test_spark_reads_what_is_there_without_a_group(
 # --- streams --------------------------------------------------------------------------------------
 
 
-def test_conditions_of_a_query_reach_the_bus(
-    spark: SparkSession, bus: BusThread, tmp_path: Path
-) -> None:
-    """Tasks outside of the conditions are not made; without Spark's setting it refuses them."""
-    lake = Lake(bus, bus.queue(historyRetention="P7D"), tmp_path)
-    for body in (b"first", b"second"):
-        lake.send(body)
-        bus.advance(1_000)
-    options = lake.options() | {"mode": "history", "pushFilters": "true", "minPartitions": "2"}
-    del options["readerGroup"]
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        rows = spark.read.format("postbus").options(**options).load()
-        second = rows.where("body = 'second'").first()
-        assert second is not None
-        later = rows.where(f"enqueued_time >= timestamp'{second.enqueued_time}'")
-        assert [row.body for row in later.collect()] == [b"second"]
-        none = rows.where(f"position > {second.position}")
-        assert none.collect() == []
-        assert (rows.rdd.getNumPartitions(), none.rdd.getNumPartitions()) == (2, 1)
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-    with pytest.raises(PySparkException, match="filterPushdown"):
-        spark.read.format("postbus").options(**options).load().collect()
-
-
 def test_a_stream_of_several_batches_goes_on_where_it_ended(
     spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
 ) -> None:
