@@ -20,6 +20,7 @@ from postbus_spark import publish_messages
 from postbus_spark.jobs.dead_letters import causes_of
 from tests.edge.bus_thread import BusThread
 from tests.pipeline.lake import KEYS, Lake
+from tests.pipeline.spark_notebooks import NotebookTests
 from tests.pipeline.spark_pipelines import PipelineTests, drained
 from tests.pipeline.spark_replays import ReplayTests, past
 from tests.pipeline.spark_streams import StreamTests, pair
@@ -527,4 +528,8 @@ class TestReplays(ReplayTests):
 
 
 class TestStreams(StreamTests):
+    """Here for the session of this file."""
+
+
+class TestNotebooks(NotebookTests):
     """Here for the session of this file."""
