@@ -112,8 +112,8 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     draft.set("SecretsSynced", *keys.condition)
     draft.binding = keys.binding.name
     run = await _run(context, resource, document, draft)
-    has_lost = group is not None and group.has_lost_messages
-    draft.note_trouble(run.message, trouble_of(run, has_lost_messages=bool(has_lost)))
+    has_lost = any(each.has_lost_messages for each in groups if each is not None)
+    draft.note_trouble(run.message, trouble_of(run, has_lost_messages=has_lost))
     if draft.is_lagging and document.spec.runtime.executors:
         trouble = executor_trouble(await pods_of(context, resource, EXECUTOR))
         if trouble is not None:
