@@ -16,7 +16,7 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from postbus.contract.entities import parse_duration_ms
+from postbus.contract.durations import parse_duration_ms
 from postbus_operator.crds import (
     ARM_API_VERSION,
     GROUP,

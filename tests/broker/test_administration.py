@@ -16,8 +16,8 @@ from postbus.broker.administration import (
 )
 from postbus.broker.catalog.preconditions import UNCONDITIONAL, DirectoryRefusal, Precondition
 from postbus.broker.partition.activity import SAMPLES, Activity, Rates
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.contract.entities import (
-    MAX_DURATION_MS,
     EntityKind,
     EntityStatus,
     QueueProperties,

@@ -14,9 +14,9 @@ from postbus.cli.failures import InputError
 from postbus.cli.formats.emulator_config import read_emulator_config
 from postbus.cli.formats.manifest_text import difference, manifests_of, resource_name
 from postbus.contract.checks import complete
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.contract.entities import (
     DAY_MS,
-    MAX_DURATION_MS,
     ROOT_RULE_NAME,
     NamespaceProperties,
     QueueProperties,

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from postbus.contract.durations import MAX_DURATION_MS, format_duration, parse_duration_ms
 from postbus.contract.entities import (
     DAY_MS,
     LIMITS,
-    MAX_DURATION_MS,
     AuthorizationRule,
     CorrelationFilter,
     Model,
@@ -29,8 +29,6 @@ from postbus.contract.entities import (
     check_namespace_name,
     check_rule_name,
     check_subscription_name,
-    format_duration,
-    parse_duration_ms,
     subscription_path,
     topic_of,
 )

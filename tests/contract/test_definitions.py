@@ -19,10 +19,10 @@ from postbus.contract.checks import (
     rule_count_problem,
     tier_problems,
 )
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.contract.entities import (
     DAY_MS,
     LIMITS,
-    MAX_DURATION_MS,
     CorrelationFilter,
     EntityKind,
     EntityProperties,

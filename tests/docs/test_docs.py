@@ -32,15 +32,8 @@ from azure.servicebus import (
 from postbus.broker.access import authorization_rules
 from postbus.broker.placement import NUMBER_BITS
 from postbus.cli import app
-from postbus.contract.entities import (
-    LIMITS,
-    MAX_DURATION_MS,
-    NamespaceLimits,
-    QueueProperties,
-    Sku,
-    SqlFilter,
-    parse_duration_ms,
-)
+from postbus.contract.durations import MAX_DURATION_MS, parse_duration_ms
+from postbus.contract.entities import LIMITS, NamespaceLimits, QueueProperties, Sku, SqlFilter
 from postbus.contract.resources import MAX_RULES, QueueSpec
 from postbus.edge.amqp import transactions
 from postbus.edge.amqp.session_links import NEXT_SESSION_S

@@ -11,9 +11,8 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, Field, field_validator, model_validator
 
-from postbus.contract.control import Body, ResponseBody
-from postbus.contract.control_messages import SubQueueName
-from postbus.contract.entities import MAX_DURATION_MS, DurationMs, DurationRange
+from postbus.contract.bodies import Body, ResponseBody, SubQueueName
+from postbus.contract.durations import MAX_DURATION_MS, DurationMs, DurationRange
 
 GROUP_NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 """Tokens are for paths, and paths are compared in lower case."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from postbus.contract.durations import MAX_DURATION_MS, format_duration
 from postbus.contract.entities import (
-    MAX_DURATION_MS,
     EntityKind,
     EntityProperties,
     NamespaceLimits,
@@ -18,7 +18,6 @@ from postbus.contract.entities import (
     RuleProperties,
     SubscriptionProperties,
     TopicProperties,
-    format_duration,
     topic_of,
 )
 

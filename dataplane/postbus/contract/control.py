@@ -17,14 +17,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
 )
-from pydantic.alias_generators import to_camel
 
+from postbus.contract.bodies import Body, ResponseBody
+from postbus.contract.durations import DurationMs
 from postbus.contract.entities import (
-    DurationMs,
     EntityProperties,
     NamespaceProperties,
     QueueProperties,
@@ -49,28 +48,6 @@ MAX_PAGE: Final = 1_000
 DEFAULT_PAGE: Final = 100
 MAX_WAIT_S: Final = 60
 """Maximum wait of a request for changes. Our choice: below the usual timeouts of proxies."""
-
-
-class Body(BaseModel):
-    """Base of request bodies: camel case on the wire, unknown fields are rejected."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        defer_build=True,
-    )
-
-
-class ResponseBody(BaseModel):
-    """Base of response bodies."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, defer_build=True
-    )
-
 
 # --- definitions --------------------------------------------------------------------------------
 

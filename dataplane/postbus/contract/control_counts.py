@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from postbus.contract.control import CountDetails, ResponseBody
+from postbus.contract.bodies import ResponseBody
+from postbus.contract.control import CountDetails
 
 
 class EntityCounts(ResponseBody):

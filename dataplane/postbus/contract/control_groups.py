@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
+from postbus.contract.bodies import ResponseBody, SubQueueName
 from postbus.contract.bulk import GROUP_NAME, GroupKindName, PinLimited, ShownLimits, Start
-from postbus.contract.control import ResponseBody
-from postbus.contract.control_messages import MessagesOf, SubQueueName
+from postbus.contract.control_messages import MessagesOf
 
 GroupName = Annotated[str, Field(pattern=GROUP_NAME)]
 

@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from postbus.contract.control import Body, ResponseBody
-from postbus.contract.entities import DurationMs
+from postbus.contract.bodies import Body, ResponseBody, SubQueueName
+from postbus.contract.durations import DurationMs
 
 MAX_SEQUENCE_NUMBERS: Final = 250
 """Maximum number of messages in a request or page."""
@@ -24,7 +24,6 @@ Chosen = Annotated[list[SequenceNumber], Field(min_length=1, max_length=MAX_SEQU
 Path = Annotated[str, Field(min_length=1, max_length=400)]
 Where = Annotated[str, Field(min_length=1, max_length=1_024)]
 BodyText = Annotated[str, Field(min_length=1, max_length=1_024)]
-SubQueueName = Literal["main", "deadLetter", "transferDeadLetter"]
 StateName = Literal["active", "deferred", "scheduled"]
 Plain = str | int | float | bool | None
 

@@ -12,13 +12,12 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
+from postbus.contract.bodies import SubQueueName
 from postbus.contract.bulk import GROUP_NAME, MAX_RATE, GroupKindName
-from postbus.contract.control_messages import SubQueueName
+from postbus.contract.durations import DurationMs, DurationRange
 from postbus.contract.entities import (
     DAY_MS,
     DnsName,
-    DurationMs,
-    DurationRange,
     EntityName,
     Model,
     SubscriptionName,

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from postbus.contract.durations import DurationMs
 from postbus.contract.entities import (
     LIMITS,
     DnsName,
-    DurationMs,
     EntityName,
     Model,
     NamespaceName,

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from postbus.contract.entities import MAX_DURATION_MS, TopicProperties
+from postbus.contract.durations import MAX_DURATION_MS
+from postbus.contract.entities import TopicProperties
 from postbus.entity.commands import (
     Arrive,
     Arrived,

@@ -12,8 +12,8 @@ from postbus.broker.administration import (
     RuleDescription,
     RuntimeInformation,
 )
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.contract.entities import (
-    MAX_DURATION_MS,
     CorrelationFilter,
     EntityKind,
     EntityProperties,

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from postbus.broker.access.authorization_rules import AuthorizationRuleDescription, Keys, WantedRule
 from postbus.broker.administration import RuleDescription
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.contract.entities import (
     DEFAULT_RULE,
     LIMITS,
-    MAX_DURATION_MS,
     CorrelationFilter,
     EntityKind,
     EntityProperties,

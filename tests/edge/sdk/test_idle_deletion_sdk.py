@@ -17,7 +17,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from pydantic import ValidationError
 
-from postbus.contract.entities import MAX_DURATION_MS, RuleProperties, SqlFilter
+from postbus.contract.durations import MAX_DURATION_MS
+from postbus.contract.entities import RuleProperties, SqlFilter
 from postbus.entity.idle import LEAST_GRAIN_MS
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.raw_client import DETACH, DISPOSITION, RawClient, message

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract.entities import DAY_MS, LIMITS, MAX_DURATION_MS, QueueProperties, Sku
+from postbus.contract.durations import MAX_DURATION_MS
+from postbus.contract.entities import DAY_MS, LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.contract.entities import (
-    MAX_DURATION_MS,
     EntityKind,
     EntityProperties,
     EntityStatus,

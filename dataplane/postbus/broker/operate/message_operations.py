@@ -24,7 +24,8 @@ from postbus.broker.router import Router
 from postbus.broker.spread.replies import ELSEWHERE, away
 from postbus.broker.spread.transactions import detects_duplicates
 from postbus.contract.control_messages import ShownMessage
-from postbus.contract.entities import MAX_DURATION_MS, EntityKind, EntityStatus
+from postbus.contract.durations import MAX_DURATION_MS
+from postbus.contract.entities import EntityKind, EntityStatus
 from postbus.entity.by_sequence import ABSENT
 from postbus.entity.commands import (
     DeleteBySequence,

@@ -10,7 +10,8 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from postbus.contract.control_messages import Plain, ShownMessage, StateName, SubQueueName
+from postbus.contract.bodies import SubQueueName
+from postbus.contract.control_messages import Plain, ShownMessage, StateName
 from postbus.entity.commands import MessageState, PeekedMessage, SubQueue
 from postbus.message.body import read_body
 from postbus.message.codec import DecodeError, Described, Timestamp, Value

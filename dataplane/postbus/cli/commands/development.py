@@ -49,7 +49,7 @@ fault = typer.Typer(
 
 def read_duration(text: str) -> str:
     """Return the ISO 8601 form of `90s`, `5m`, `2h`, `7d`, `1h30m` or an ISO 8601 duration."""
-    from postbus.contract.entities import format_duration, parse_duration_ms
+    from postbus.contract.durations import format_duration, parse_duration_ms
 
     short = SHORT_DURATION.fullmatch(text)
     try:
@@ -98,7 +98,7 @@ def advance(
 
 
 def _print_clock(answer: dict[str, Any]) -> None:
-    from postbus.contract.entities import format_duration
+    from postbus.contract.durations import format_duration
 
     table = Table.grid(padding=(0, 2))
     table.add_row("[bold]clock[/bold]", answer["mode"])

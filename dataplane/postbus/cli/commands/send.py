@@ -128,7 +128,7 @@ def _read_schedule(text: str) -> str:
     from datetime import UTC, datetime, timedelta
 
     from postbus.cli.formats.message_json import read_time, shown_time
-    from postbus.contract.entities import parse_duration_ms
+    from postbus.contract.durations import parse_duration_ms
 
     try:
         delay_ms = parse_duration_ms(read_duration(text))

@@ -35,7 +35,7 @@ def token(
 ) -> None:
     """Print a shared access signature for the Authorization header."""
     from postbus.cli.client.connection_strings import read_connection_string
-    from postbus.contract.entities import parse_duration_ms
+    from postbus.contract.durations import parse_duration_ms
     from postbus.contract.shared_access import make_token
 
     with expected_failures():

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from postbus.cli.failures import InputError
 from postbus.cli.formats.received_sections import REST, ReceivedSections
-from postbus.contract.entities import format_duration, parse_duration_ms
+from postbus.contract.durations import format_duration, parse_duration_ms
 from postbus.message import codec
 from postbus.message.codec import Described, Symbol, Timestamp, Uint, Ulong, encode_value
 

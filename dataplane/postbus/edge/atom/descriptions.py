@@ -19,13 +19,13 @@ from pydantic import ValidationError
 from postbus.broker.access.authorization_rules import AuthorizationRuleDescription, WantedRule
 from postbus.broker.administration import EntityDescription, RuntimeInformation
 from postbus.contract.checks import IMMUTABLE
+from postbus.contract.durations import format_duration
 from postbus.contract.entities import (
     PROPERTIES_OF,
     EntityKind,
     EntityProperties,
     NamespaceLimits,
     RuleProperties,
-    format_duration,
 )
 from postbus.edge.atom.authorization import read_authorization_rules, write_authorization_rules
 from postbus.edge.atom.rules import read_rule

@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape, quoteattr
 from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import DefusedXMLParser
 
-from postbus.contract.entities import MAX_DURATION_MS
+from postbus.contract.durations import MAX_DURATION_MS
 
 ATOM_NAMESPACE: Final = "http://www.w3.org/2005/Atom"
 BUS_NAMESPACE: Final = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"

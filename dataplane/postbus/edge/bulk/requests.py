@@ -17,6 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from postbus.broker.operate.message_view import SUB_QUEUE_NAMES
+from postbus.contract.bodies import ResponseBody
 from postbus.contract.bulk import (
     GROUP_NAME,
     MAX_POSITION,
@@ -26,7 +27,6 @@ from postbus.contract.bulk import (
     BulkProblem,
     Selection,
 )
-from postbus.contract.control import ResponseBody
 from postbus.edge.refusals import REFUSALS
 from postbus.edge.web.authorization import RETRY_AFTER
 from postbus.entity.commands import Refusal, Refused, SubQueue

@@ -18,6 +18,7 @@ from postbus.broker.operate.message_operations import (
 )
 from postbus.broker.operate.message_view import STATE_NAMES, moment_of
 from postbus.contract import control_messages as contract
+from postbus.contract.bodies import SubQueueName
 from postbus.contract.control import (
     FieldProblem,
     ProblemType,
@@ -37,7 +38,6 @@ from postbus.contract.control_messages import (
     ResentMessage,
     ResentMessages,
     StateName,
-    SubQueueName,
     SummarizeMessages,
 )
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler

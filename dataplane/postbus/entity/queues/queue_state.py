@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.contract.entities import (
-    MAX_DURATION_MS,
     EntityProperties,
     EntityStatus,
     SubscriptionProperties,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, ClassVar, Final, assert_never
 
-from postbus.contract.entities import MAX_DURATION_MS
+from postbus.contract.durations import MAX_DURATION_MS
 from postbus.entity.apply_context import DONE, MAINTENANCE_LIMIT
 from postbus.entity.commands import (
     AcceptSession,
