@@ -89,7 +89,7 @@ kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 
 .PHONY: kill-test-pipeline
 kill-test-pipeline: setup ## kill -9 pipelines, broker, Postgres; needs java
-	@for options in "drain" "capture" "capture --format delta"; do \
+	@for options in "drain" "capture" "capture --format delta" "capture --format iceberg"; do \
 		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$options $(KILL_FLAGS) || exit; \
 	done
 	@$(BIN)/python -m tests.faults.replay_kills $(KILL_FLAGS)

@@ -42,7 +42,8 @@ from postbus_spark.jobs.batches import tables_of
 from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.failures import ExitCode
 from postbus_spark.jobs.settling import last_batch
-from postbus_spark.lake.layout import OWN
+from postbus_spark.lake.iceberg import loaded
+from postbus_spark.lake.layout import OWN, CatalogTable
 from postbus_spark.options import read_options
 from postbus_spark.tokens import load_credentials
 from postbus_spark.transport import Bus, call
@@ -212,16 +213,28 @@ class Run:
         return self.folder / "connection"
 
     @property
+    def entry(self) -> CatalogTable:
+        """The table in its catalog, if it is one of Iceberg."""
+        return CatalogTable(f"sqlite:///{self.folder}/catalog/lake.db", "faults.table", None)
+
+    @property
     def log(self) -> Path:
         """The folder with a file for each commit of the table."""
         return self.table / ("_delta_log" if self.format == "delta" else f"{OWN}/commits")
 
     def commits(self) -> int:
         """Return how many batches the table has, and of Delta one more: it is made with none."""
+        if self.format == "iceberg":
+            table = loaded(self.entry)
+            return 0 if table is None else table.metadata.last_sequence_number
         return sum(1 for _ in self.log.glob("*.json"))
 
     def in_table(self) -> int:
         """Return how many rows are committed."""
+        if self.format == "iceberg":
+            table = loaded(self.entry)
+            snapshot = None if table is None else table.current_snapshot()
+            return 0 if snapshot is None else int(snapshot.summary["total-records"])
         for file in self.log.glob("*.json"):
             if file.name not in self.rows:
                 text = file.read_text()
@@ -249,7 +262,9 @@ def write_document(run: Run) -> None:
     }  # fmt: skip
     if scenario.transform is not None:
         source["body"] = {"json": "amount double"}
-    table = {"format": run.format, "path": str(run.table)}
+    table: dict[str, object] = {"format": run.format, "path": str(run.table)}
+    if run.format == "iceberg":
+        table |= {"name": run.entry.name, "catalog": {"uri": run.entry.uri}}
     spec = {
         "sources": [source],
         "transform": scenario.transform,
@@ -592,6 +607,8 @@ async def collect(run: Run) -> None:
     places: dict[str, list[str]] = {}
     if run.format == "delta":
         table = deltalake.DeltaTable(run.table).to_pyarrow_table(columns=["message_id"])
+    elif run.format == "iceberg":
+        table = loaded(run.entry).scan(selected_fields=("message_id",)).to_arrow()
     else:
         table = ds.dataset(run.table, partitioning="hive").to_table(columns=["message_id"])
     places["table"] = [str(each) for each in table["message_id"].to_pylist()]
@@ -619,7 +636,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--scenario", choices=SCENARIOS, default="drain")
-    parser.add_argument("--format", choices=("parquet", "delta"), default="parquet")
+    parser.add_argument("--format", choices=("parquet", "delta", "iceberg"), default="parquet")
     parser.add_argument("--kills", type=int, default=48, help="number of kills (default: 48)")
     parser.add_argument("--seed", type=int, default=1, help="seed of choices (default: 1)")
     parser.add_argument(

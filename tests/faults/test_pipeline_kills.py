@@ -24,7 +24,9 @@ def run_kills(*options: str, program: str = "pipeline_kills") -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("scenario", ["drain", "capture", "capture --format delta"])
+@pytest.mark.parametrize(
+    "scenario", ["drain", "capture", "capture --format delta", "capture --format iceberg"]
+)
 def test_each_order_has_its_effects_once(scenario: str) -> None:
     result = run_kills("--scenario", *scenario.split(), "--kills", "6")
     assert result.returncode == 0, result.stdout[-4_000:]
