@@ -31,10 +31,11 @@ from postbus_spark.jobs.frames import (
 )
 from postbus_spark.jobs.planning import Planned, planned
 from postbus_spark.jobs.streams import batch_messages, parted
-from postbus_spark.lake.files import FILE_SCHEMA, TableJob, period_of, write_files
+from postbus_spark.lake.files import FILE_SCHEMA, TableJob, capture_files, period_of, write_files
 from postbus_spark.lake.layout import Batch, StagedFile, Table
 from postbus_spark.lake.parquet import ParquetTable
 from postbus_spark.publish import Writer
+from postbus_spark.reader import read_parts
 from postbus_spark.rejects import reject_places
 from postbus_spark.staging import Staged
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from postbus.contract.pipeline import LakeTable, PipelineDocument, Sink
     from postbus_spark.jobs.arrangement import Arrangement
     from postbus_spark.jobs.readers import Reader
+    from postbus_spark.rows import RowRange
 
 LOG: Final = logging.getLogger("postbus_spark.jobs")
 
@@ -125,7 +127,8 @@ class Batches:
             check_sinks(self._spec, frames)
             for sink in self._spec.sinks:
                 if sink.table is not None:
-                    self._write(frames[sink.origin], sink, sink.table, batch)
+                    is_source = frames[sink.origin] is rows and not is_read_twice
+                    self._write(frames[sink.origin], sink, sink.table, found, is_source=is_source)
             for at, writer in self._writers.items():
                 self._publish(frames[self._spec.sinks[at].origin], writer, batch)
             for sink in self._spec.sinks:
@@ -149,8 +152,11 @@ class Batches:
 
     # --- tables ---------------------------------------------------------------------------------
 
-    def _write(self, output: DataFrame, sink: Sink, spec: LakeTable, batch: Batch) -> None:
-        table = self.tables[spec.path]
+    def _write(
+        self, output: DataFrame, sink: Sink, spec: LakeTable, found: Planned, *, is_source: bool
+    ) -> None:
+        """Write an output to a table. `is_source`: it is the messages of the batch, as they are."""
+        table, batch = self.tables[spec.path], found.batch
         starts = table.missing(batch)
         if starts is None:
             LOG.info("the table %s has plan %s already", table.folder, batch.number)
@@ -165,7 +171,13 @@ class Batches:
         period_ms = period_of(spec.partition_by)
         ranges = dict(batch.ranges) if batch.has_places else None
         job = TableJob(sink.origin, table.staging(batch), period_ms, ranges)
-        files = write_table(output, job)
+        if is_source and not table.has_period_columns:
+            spans = {number: (starts[number], end) for number, (_, end) in batch.ranges.items()}
+            count = file_count(output, batch.ranges)
+            parts = self._readers[0].client.row_ranges(found.groups[0], spans, count)
+            files = capture(output, job, parts)
+        else:
+            files = write_table(output, job)
         table.commit(batch, output.schema, files)
         rows = sum(file.rows for file in files)
         LOG.info(
@@ -263,8 +275,7 @@ def write_table(output: DataFrame, job: TableJob) -> list[StagedFile]:
     """Write the rows of an output by executors; return the files that the driver may commit."""
     tasks = output.sparkSession.sparkContext.defaultParallelism
     if job.ranges is not None and not is_shuffled(output):
-        most = sum(end - first for first, end in job.ranges.values())
-        arranged = output.coalesce(max(1, min(tasks, most // FILE_ROWS)))
+        arranged = output.coalesce(file_count(output, job.ranges))
     else:
         order: list[Column | str] = [] if job.ranges is None else ["partition"]
         if job.period_ms is not None:
@@ -275,6 +286,25 @@ def write_table(output: DataFrame, job: TableJob) -> list[StagedFile]:
             key = job.keys[-1 if job.ranges is None else 1]
             arranged = arranged.sortWithinPartitions(*order, key)
     written = arranged.mapInArrow(partial(write_files, job), FILE_SCHEMA)
+    return [StagedFile(**row.asDict()) for row in written.collect()]
+
+
+def file_count(output: DataFrame, ranges: Mapping[int, tuple[int, int]]) -> int:
+    """Return how many tasks write the rows of ranges, unless they are brought together."""
+    most = sum(end - first for first, end in ranges.values())
+    return max(1, min(output.sparkSession.sparkContext.defaultParallelism, most // FILE_ROWS))
+
+
+def capture(output: DataFrame, job: TableJob, parts: Sequence[RowRange]) -> list[StagedFile]:
+    """Write the messages of a batch by the processes that read them.
+
+    Through Spark each row would go to Java and back, which takes as long as all the rest.
+    """
+    if not parts:
+        return []
+    read = partial(read_parts, parts, output.columns)
+    numbers = output.sparkSession.range(0, len(parts), 1, len(parts))
+    written = numbers.mapInArrow(partial(capture_files, job, read), FILE_SCHEMA)
     return [StagedFile(**row.asDict()) for row in written.collect()]
 
 

@@ -7,7 +7,7 @@ nobody reads it before the driver commits it. Neither the contract nor pydantic 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from io import RawIOBase
 from itertools import pairwise
@@ -79,6 +79,15 @@ def write_files(job: TableJob, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
             writer.add(part)
     if writer is not None:
         yield writer.close()
+
+
+def capture_files(
+    job: TableJob,
+    read: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    numbers: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Write the messages of the parts with these numbers, as `read` yields them."""
+    return write_files(job, read(numbers))
 
 
 def _parts(
