@@ -191,6 +191,7 @@ class Run:
     """How many orders that belong there were sent."""
     rows: dict[str, int] = field(default_factory=dict)
     is_over: bool = False
+    is_loaded: bool = True
     next_start: Callable[[], None] | None = None
     """What is done to the checkpoint before the driver starts again."""
     must_refuse: bool = False
@@ -298,10 +299,10 @@ async def send_forever(run: Run, sender: int) -> None:
     """Send batches of one session each; one whose answer is lost is unknown."""
     numbers = itertools.count(1)
     sessions = [f"s{each}" for each in range(sender, SESSIONS, 4)]
-    while not run.is_over:
+    while run.is_loaded:
         try:
             async with client_of(run) as client, client.get_queue_sender(SOURCE) as queue:
-                while not run.is_over:
+                while run.is_loaded:
                     await send(run, queue.send_messages, random.choice(sessions), numbers)
                     while run.in_table() < run.for_table - BACKLOG:
                         await asyncio.sleep(0.5)
@@ -332,10 +333,10 @@ async def send(run: Run, send: Callable[..., object], session: str, numbers: Ite
 
 async def receive_forever(run: Run) -> None:
     """Complete what a tap reads beside."""
-    while not run.is_over:
+    while run.is_loaded:
         try:
             async with client_of(run) as client, client.get_queue_receiver(SOURCE) as receiver:
-                while not run.is_over:
+                while run.is_loaded:
                     for message in await receiver.receive_messages(100, max_wait_time=1):
                         await receiver.complete_message(message)
         except (ServiceBusError, OSError, ValueError):
@@ -575,6 +576,7 @@ async def load(run: Run, options: argparse.Namespace) -> None:
         except TimeoutError:
             run.problems.append(f"no batch for {PROGRESS_S:.0f} s: {run.driver.ended()}")
             run.is_over = True
+        run.is_loaded = False  # the SDK can swallow the end of a task
         for each in clients:
             each.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
