@@ -1,4 +1,4 @@
-"""What bodies of all requests and answers have in common, and names of sub-queues in them."""
+"""Bases of the bodies of requests and answers, and names of sub-queues in them."""
 
 from __future__ import annotations
 
