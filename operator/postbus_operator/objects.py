@@ -76,6 +76,14 @@ class Resource:
         """Whether its deletion asks nobody."""
         return self.annotations.get(FORCE_RELEASE) == "true"
 
+    def meets(self, condition: str) -> bool:
+        """Return whether a condition is true of the spec as it is now."""
+        return any(
+            (each["type"], each["status"], each.get("observedGeneration"))
+            == (condition, "True", self.generation)
+            for each in self.status.get("conditions", ())
+        )
+
     @property
     def owner(self) -> Key | None:
         """The resource that `spec.owner` names: a Topic for a Subscription, else a Namespace."""

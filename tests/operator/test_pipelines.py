@@ -314,6 +314,20 @@ def test_a_folder_of_a_claim_has_one_checkpoint(
         check_rivals(later, document_of(later), others)
 
 
+@pytest.mark.parametrize("uids", ["ab", "ba"])
+def test_of_two_pipelines_of_one_second_the_accepted_one_stays(uids: str) -> None:
+    """The server's times are seconds: its driver runs, and a group cannot change hands meanwhile."""
+    accepted = resource(volumes=[LAKE])
+    valid = {"type": "Valid", "status": "True", "observedGeneration": accepted.generation}
+    status = {"conditions": [valid | {"lastTransitionTime": "2026-11-23T09:00:00Z"}]}
+    accepted = replace(accepted, uid=uids[0], status=status)
+    other = resource("other", volumes=[LAKE], checkpoint={"path": "/lake/checkpoints/prices"})
+    other = replace(other, uid=uids[1])
+    check_rivals(accepted, document_of(accepted), [accepted, other])
+    with pytest.raises(SpecInvalid, match="Pipeline shop/prices has its checkpoint"):
+        check_rivals(other, document_of(other), [accepted, other])
+
+
 def test_a_pipeline_is_no_entity_and_is_found_by_those_that_it_uses() -> None:
     cache = Cache()
     source = {"name": "o", "topic": "Events", "subscription": "all"}

@@ -89,7 +89,7 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
         return draft.waits("EntitiesResolved", "NotReady", missing, "EntityNotReady")
     draft.set("EntitiesResolved", "True", "Resolved", "all entities are on the bus")
     sources = [each for each in document.spec.sources if not each.is_bounded]
-    is_fresh = not _is_ready(resource)
+    is_fresh = not resource.meets("Ready")  # else this look is for the lag
     groups = [await _group(session, document, each, is_fresh=is_fresh) for each in sources]
     lag = lag_of(each for each in groups if each is not None)
     if lag is not None and groups and None not in groups:
@@ -122,15 +122,6 @@ async def reconcile_pipeline(context: Context, resource: Resource) -> Outcome:
     is_starting = run.is_starting or run.also == "Reconciling"
     pauses = (keys.retry_s, STARTING_RETRY_S if is_starting else None, session.next_groups_s())
     return draft.outcome(*keys.events, retry_s=min(each for each in pauses if each is not None))
-
-
-def _is_ready(resource: Resource) -> bool:
-    """Return whether the last look found all as it shall be; then the next one is for the lag."""
-    return any(
-        (each["type"], each["status"], each.get("observedGeneration"))
-        == ("Ready", "True", resource.generation)
-        for each in resource.status.get("conditions", ())
-    )
 
 
 # --- the spec -----------------------------------------------------------------------------------

@@ -93,8 +93,9 @@ def group_of(resource: Resource, source: Source) -> GroupKey:
     return resource.owner, source.entity.lower(), source.sub_queue, name
 
 
-def _age(resource: Resource) -> tuple[datetime, str]:
-    return resource.created_at, resource.uid
+def _age(resource: Resource) -> tuple[datetime, bool, str]:
+    """Return what is less for the one that stays. Of two of one second, it is the accepted one."""
+    return resource.created_at, not resource.meets("Valid"), resource.uid
 
 
 def _readable(resource: Resource) -> PipelineDocument | None:
