@@ -157,6 +157,10 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@$(BIN)/python -m pytest tests/sdk -m sdk $(PYTEST_FLAGS)
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
 
+.PHONY: test-store
+test-store: setup ## the store with commits as statements of the driver
+	@$(BIN)/python -m pytest tests/store --numprocesses 2 -m "thorough" $(PYTEST_FLAGS)
+
 .PHONY: test-pipeline
 test-pipeline: setup .venv-s3/.ready ## more tests on Spark, and with kills; needs java
 	@$(BIN)/python -m pytest tests/pipeline tests/faults -m "thorough" $(PYTEST_FLAGS)

@@ -316,7 +316,7 @@ def test_a_folder_of_a_claim_has_one_checkpoint(
 
 @pytest.mark.parametrize("uids", ["ab", "ba"])
 def test_of_two_pipelines_of_one_second_the_accepted_one_stays(uids: str) -> None:
-    """The server's times are seconds: its driver runs, and a group cannot change hands meanwhile."""
+    """Times of the API server are seconds. A driver that runs keeps group and folder."""
     accepted = resource(volumes=[LAKE])
     valid = {"type": "Valid", "status": "True", "observedGeneration": accepted.generation}
     status = {"conditions": [valid | {"lastTransitionTime": "2026-11-23T09:00:00Z"}]}

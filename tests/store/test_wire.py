@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from postbus.entity.outcomes import RecordAcquired
 from postbus.store.postgres import Store
 from tests.store.driving import connected, driven, insert, open_driven, outcome
@@ -12,10 +14,11 @@ from tests.store.relay import relaying
 WRITER = "postbus writer 0"
 
 
-async def test_commit_carries_no_parse(database: str) -> None:
+@pytest.mark.parametrize("is_pipelined", [True, False], ids=["pipelined", "statements"])
+async def test_commit_carries_no_parse(database: str, is_pipelined: bool) -> None:
     """A statement that is sent as text is parsed and planned again by each commit."""
     async with relaying(database) as (relay, dsn):
-        store = Store(dsn)
+        store = Store(dsn, pipelined=is_pipelined)
         async with driven(store) as it:
             for turn in range(2):  # the first one prepares statements that few partitions need
                 before = Counter(relay.client_messages[WRITER])
@@ -30,6 +33,7 @@ async def test_commit_carries_no_parse(database: str) -> None:
                 sent = relay.client_messages[WRITER] - before
             assert sent["B"] >= 30  # Bind: the commits went this way
             assert sent["P"] == 0
+            assert sent["d"] == (10 if is_pipelined else 0)  # CopyData
         await store.close()
 
 

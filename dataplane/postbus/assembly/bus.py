@@ -172,8 +172,7 @@ class Bus:
         Raises `BusError` and `SettingsError`, as at a start; changes before an error stay.
         """
         refuse_public_keys(self._settings.host, definition)
-        name = self._definition.name
-        if definition.name != name:
+        if definition.name != (name := self._definition.name):
             raise BusError(f"these are manifests of {definition.name}, this bus is {name}")
         assert self._opened is not None
         assert self._defining is not None
@@ -212,6 +211,7 @@ class Bus:
                 read=None if self._settings.stores_file is None else self._read_addresses,
                 unsafe=self._settings.is_unsafe,
                 broker=self._broker(),
+                pipelined=self._settings.commits == "pipelined",
             )
             stores.when_asked_to_end(self._on_asked)
             self._clocks = self._make_clocks(stores)

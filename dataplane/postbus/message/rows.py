@@ -10,6 +10,7 @@ its properties.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 from postbus.message.codec import DecodeError, skip_value
@@ -31,8 +32,15 @@ FORWARDED: Final = 0x80
 
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
+_I32: Final = struct.Struct(">i")
 _LENGTH: Final = struct.Struct(">H")
 _ORIGIN: Final = struct.Struct(">Bq")
+
+_ROW: Final = struct.Struct(">hiqiqi")
+_NULL: Final = b"\xff" * 4
+COPY_HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+"""Signature, flags and length of an extension. Source: PostgreSQL manual, COPY."""
+COPY_TAIL: Final = b"\xff\xff"
 
 _PLAIN: Final = {True: bytes((FORMAT, DURABLE)), False: bytes((FORMAT, 0))}
 
@@ -113,6 +121,32 @@ def _pack_fields(envelope: Envelope) -> bytes:
         return bytes((FORMAT, flags)) + b"".join(parts)
     head = bytes((ANNOTATED_FORMAT, flags)) + _U32.pack(len(annotations)) + annotations
     return head + b"".join(parts)
+
+
+def pack_copy_rows(rows: Iterable[tuple[int, int, Envelope]]) -> bytes:
+    """Return rows of key, enqueued time (ms) and envelope for COPY in Postgres' binary format.
+
+    Columns: both numbers, the packed envelope, application properties and body, which are null if
+    they are empty. To be sent between `COPY_HEAD` and `COPY_TAIL`. Raises struct.error if a number
+    has more than 64 bits.
+    """
+    parts: list[bytes] = []
+    for row_key, enqueued_ms, envelope in rows:
+        blob = pack_envelope(envelope)
+        properties, body = envelope.application_properties, envelope.body
+        if properties:
+            middle = _I32.pack(len(properties))
+        else:
+            middle, properties = _NULL, b""
+        parts += (
+            _ROW.pack(5, 8, row_key, 8, enqueued_ms, len(blob)),
+            blob,
+            middle,
+            properties,
+            _I32.pack(len(body)) if body else _NULL,
+            body,
+        )
+    return b"".join(parts)
 
 
 def unpack_envelope(

@@ -144,6 +144,10 @@ class Settings(BaseSettings):
     """Accept a Postgres that may lose accepted messages in a power cut (`fsync` or
     `synchronous_commit` off), and run the embedded one that way. Default: no."""
 
+    commits: Literal["pipelined", "statements"] = "pipelined"
+    """Way to commit several plain messages: one message to Postgres with a COPY, or statements of
+    the driver, at more CPU. Default: pipelined."""
+
     grace_s: float = Field(10.0, ge=0, le=3_600)
     """Seconds that a stop waits for clients before it closes their connections. Accepted messages
     are safe in any case. Default: 10."""

@@ -529,7 +529,7 @@ class Journal(Generic[P]):
     # --- connections and tasks --------------------------------------------------------------------
 
     async def _add_runner(self, slot: Slot, writer: Writer) -> None:
-        await writer.prepare()
+        await writer.prepare(is_pipelined=self._store.pipelined)
         writer.connection.add_log_listener(self._warned)
         runner: _Runner[P] = _Runner(slot, writer)
         self._runners.append(runner)

@@ -84,7 +84,8 @@ class Store:
     """One Postgres database with one or more partitions.
 
     `unsafe` accepts servers that may lose confirmed commits (fsync off and the like); `broker`
-    claims partitions. `check` is awaited on a connection before the store is used.
+    claims partitions. `check` is awaited on a connection before the store is used. `pipelined`:
+    plain commits of several rows are one message (ADR 49), and not statements of the driver.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class Store:
         broker: Broker | None = None,
         check: Callable[[Connection], Awaitable[None]] | None = None,
         upkeep_limits: UpkeepLimits | None = None,
+        pipelined: bool = True,
     ) -> None:
+        self.pipelined = pipelined
         self._address = fixed(dsn) if isinstance(dsn, str) else dsn
         self._dsn = self._address.dsn  # of the last attempt to connect
         self._identity: UUID | None = None

@@ -29,6 +29,7 @@ class Stores:
         read: Read | None = None,
         unsafe: bool = False,
         broker: Broker | None = None,
+        pipelined: bool = True,
     ) -> None:
         """`read` reads the addresses again when a connection cannot be opened; see `Addresses`."""
         self._identities: dict[int, UUID] = {}
@@ -38,6 +39,7 @@ class Stores:
                 Address(addresses, ordinal),
                 unsafe=unsafe,
                 broker=broker,
+                pipelined=pipelined,
                 check=partial(self._check, ordinal),
             )
             for ordinal in range(len(dsns))

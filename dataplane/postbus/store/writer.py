@@ -1,10 +1,12 @@
 """A writer connection: prepared statements, and their arguments from a batch.
 
-Each commit is one statement of `statements.py`, the smallest that suffices. Called by the journal.
+Each commit is one statement of `statements.py`, the smallest that suffices, or one message of
+`pipelined.py`. Called by the journal.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from array import array
 from typing import Final, TypeAlias, TypeVar
@@ -23,6 +25,7 @@ from postbus.store.batch import INLINE_BODY_BYTES, STAGED_BODY_BYTES, Batch, Row
 from postbus.store.changes import BatchChanges
 from postbus.store.errors import Connection
 from postbus.store.mutation_traits import TRAITS, Tier
+from postbus.store.pipelined import PipelinedCommits, message_of
 from postbus.store.statements import (
     CHANGES,
     DELETE,
@@ -41,6 +44,8 @@ from postbus.store.statements import (
     Named,
 )
 
+logger = logging.getLogger(__name__)
+
 P = TypeVar("P")
 Statement: TypeAlias = "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]"
 
@@ -53,11 +58,20 @@ class Writer:
     def __init__(self, connection: Connection, sides: SideRows) -> None:
         self.connection = connection
         self._sides = sides
+        self._pipelined: PipelinedCommits | None = None
         self._statements: dict[str, Statement] = {}
 
-    async def prepare(self) -> None:
-        """Prepare the hot statements; the others are prepared at first use."""
-        for sql in (INSERT_ONE, DELETE_ONE, INSERT, DELETE, MIXED):
+    async def prepare(self, *, is_pipelined: bool) -> None:
+        """Prepare the hot statements; the others are prepared at first use.
+
+        `is_pipelined`: plain commits of several rows are one message, if the driver allows.
+        """
+        if is_pipelined:
+            self._pipelined = await PipelinedCommits.on(self.connection)
+            if self._pipelined is None:
+                logger.warning("commits are statements: the driver does not show its transport")
+        several = () if self._pipelined is not None else (INSERT, DELETE, MIXED)
+        for sql in (INSERT_ONE, DELETE_ONE, *several):
             await self._prepare(sql)
         # The driver ends no transaction after a prepare: we would hold table locks while idle.
         await self.connection.execute("select 1")
@@ -72,7 +86,27 @@ class Writer:
         """Make a batch durable; raises the driver's exceptions."""
         if not (batch.inserts or batch.deletes or batch.mutations):
             return
-        sql, arguments = self._translate(batch)
+        for change in batch.mutations:
+            if type(change) is ReserveBlock:
+                self._sides.add_block(change)
+        kind = self._sides.kind_of(batch.deletes) if batch.deletes else RowKind.PLAIN
+        if batch.mutations or kind != RowKind.PLAIN or batch.is_large:
+            await self._execute(batch, *self._translate_changes(batch, kind))
+        elif self._pipelined is not None and len(batch.inserts) + len(batch.deletes) > 1:
+            if batch.inserts and batch.deletes:
+                _refuse_own_rows([insert[0] for insert in batch.inserts], batch.deletes)
+            message = message_of(batch.inserts, batch.deletes)
+            batch.is_sent = not self.connection.is_closed()
+            await self._pipelined.commit(message)
+        else:
+            await self._execute(batch, *_translate_plain(batch))
+        if self._sides.keys:
+            self._sides.forget(batch.deletes)
+            for change in batch.mutations:
+                if type(change) is SettleRows:
+                    self._sides.forget(change.row_keys)
+
+    async def _execute(self, batch: Batch[P], sql: str, arguments: tuple[object, ...]) -> None:
         statement = self._statements.get(sql)
         if statement is None:
             statement = await self._prepare(sql)
@@ -80,11 +114,6 @@ class Writer:
         answer = await statement.fetch(*arguments)
         if answer:
             self._count_bodies(answer[0])
-        if self._sides.keys:
-            self._sides.forget(batch.deletes)
-            for change in batch.mutations:
-                if type(change) is SettleRows:
-                    self._sides.forget(change.row_keys)
 
     def _count_bodies(self, answer: asyncpg.Record) -> None:
         """Update the counts of bodies of copied and deleted rows from a commit's result."""
@@ -95,28 +124,6 @@ class Writer:
             bodies.release(released)
         if (orphaned := answer.get("orphaned")) is not None:
             bodies.orphan(orphaned)
-
-    def _translate(self, batch: Batch[P]) -> tuple[str, tuple[object, ...]]:
-        """Return the smallest sufficient statement and its arguments."""
-        inserts, deletes, mutations = batch.inserts, batch.deletes, batch.mutations
-        sides = self._sides
-        for change in mutations:
-            if type(change) is ReserveBlock:
-                sides.add_block(change)
-        kind = sides.kind_of(deletes) if deletes else RowKind.PLAIN
-        if mutations or kind != RowKind.PLAIN or batch.is_large:
-            return self._translate_changes(batch, kind)
-        if not deletes:
-            if len(inserts) == 1:  # a single client: a plan without arrays is faster
-                return INSERT_ONE, tuple(column[0] for column in _insert_columns(inserts))
-            return INSERT, _insert_columns(inserts)
-        if not inserts:
-            if len(deletes) == 1:
-                return DELETE_ONE, (deletes[0],)
-            return DELETE, (deletes,)
-        columns = _insert_columns(inserts)
-        _refuse_own_rows(columns[0], deletes)
-        return MIXED, (*columns, deletes)
 
     def _translate_changes(self, batch: Batch[P], kind: int) -> tuple[str, tuple[object, ...]]:
         """Return the statement and arguments for a batch with more than plain rows."""
@@ -172,6 +179,22 @@ class Writer:
         arguments["staged_ids"] = bodies.staged
         arguments |= changes.row_columns() | changes.copy_columns()
         return _filled(RETAIN, arguments | changes.full_columns())
+
+
+def _translate_plain(batch: Batch[P]) -> tuple[str, tuple[object, ...]]:
+    """Return the smallest sufficient statement and its arguments."""
+    inserts, deletes = batch.inserts, batch.deletes
+    if not deletes:
+        if len(inserts) == 1:  # a single client: a plan without arrays is faster
+            return INSERT_ONE, tuple(column[0] for column in _insert_columns(inserts))
+        return INSERT, _insert_columns(inserts)
+    if not inserts:
+        if len(deletes) == 1:
+            return DELETE_ONE, (deletes[0],)
+        return DELETE, (deletes,)
+    columns = _insert_columns(inserts)
+    _refuse_own_rows(columns[0], deletes)
+    return MIXED, (*columns, deletes)
 
 
 def _filled(statement: Named, arguments: dict[str, object]) -> tuple[str, tuple[object, ...]]:
