@@ -35,7 +35,18 @@ from postbus.entity.outcomes import (
 from postbus.store.batch import Batch, extra_bytes
 from postbus.store.changes import BatchChanges
 from postbus.store.mutation_traits import TRAITS, Tier
-from postbus.store.statements import FULL, GENERAL, KEEP, KEEP_PUBLISH, PUBLISH, RETAIN
+from postbus.store.statements import (
+    CHANGES,
+    FULL,
+    GENERAL,
+    KEEP,
+    KEEP_PUBLISH,
+    PUBLISH,
+    RETAIN,
+    SEEN,
+    Commit,
+    Named,
+)
 from tests.store.driving import outcome
 
 SAMPLES: Final[list[Mutation]] = [
@@ -84,6 +95,10 @@ def written_columns(mutation: Mutation) -> set[str]:
     return {name for name, column in columns_of(mutation).items() if column != empty[name]}
 
 
+def forms_of(statement: Named | Commit) -> tuple[Named, ...]:
+    return (statement,) if isinstance(statement, Named) else (statement.whole, statement.beside)
+
+
 @of_each
 def test_the_statement_of_a_mutation_has_its_columns(mutation: Mutation) -> None:
     tier = TRAITS[type(mutation)].tier
@@ -91,17 +106,24 @@ def test_the_statement_of_a_mutation_has_its_columns(mutation: Mutation) -> None
     assert written
     if not isinstance(mutation, SettleRows):
         alone = {
-            Tier.LIGHT: tuple(BatchChanges([]).plain_columns()),  # the argument order of `CHANGES`
-            Tier.IDS: tuple(BatchChanges([]).seen_columns()),  # and of `SEEN`
-            Tier.PUBLISH: PUBLISH.names,
-            Tier.GENERAL: GENERAL.names,
-            Tier.FULL: FULL.names,
+            Tier.LIGHT: CHANGES,
+            Tier.IDS: SEEN,
+            Tier.PUBLISH: PUBLISH,
+            Tier.GENERAL: GENERAL,
+            Tier.FULL: FULL,
         }
-        assert written <= set(alone[tier])
         mixed = PUBLISH if tier <= Tier.PUBLISH else GENERAL if tier <= Tier.GENERAL else FULL
-        assert written <= set(mixed.names)
+        for statement in (alone[tier], mixed):
+            assert all(written <= set(form.names) for form in forms_of(statement))
     kept = KEEP if tier <= Tier.IDS else KEEP_PUBLISH if tier <= Tier.PUBLISH else RETAIN
-    assert written <= set(kept.names)
+    assert all(written <= set(form.names) for form in forms_of(kept))
+
+
+@pytest.mark.parametrize("commit", [CHANGES, SEEN, PUBLISH, KEEP, KEEP_PUBLISH])
+def test_a_copy_beside_a_statement_leaves_out_the_rows_alone(commit: Commit) -> None:
+    rows = {"keys", "enqueued", "envelopes", "properties", "bodies", "body_ids"}
+    assert set(commit.whole.names) - set(commit.beside.names) <= rows
+    assert rows.isdisjoint(commit.beside.names)
 
 
 @of_each

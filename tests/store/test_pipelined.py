@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,7 @@ from postbus.entity.outcomes import InsertMessage
 from postbus.message.envelope import Envelope
 from postbus.store.batch import Batch, SideRows
 from postbus.store.errors import Connection, StoreUnavailable
-from postbus.store.pipelined import PipelinedCommits, key_ranges, message_of
+from postbus.store.pipelined import PipelinedCommits, key_ranges, message_of, rows_of
 from postbus.store.postgres import Store
 from postbus.store.statements import INSERT
 from postbus.store.writer import Writer, _insert_columns
@@ -70,6 +71,10 @@ async def commits(connection: Connection) -> PipelinedCommits:
     return found
 
 
+def commit_of(inserts: Sequence[InsertMessage], deletes: Sequence[int]) -> bytes:
+    return message_of(deletes=deletes, rows=rows_of(inserts))
+
+
 async def keys_in(connection: Connection) -> list[int]:
     return [row["row_key"] for row in await connection.fetch(KEYS)]
 
@@ -112,7 +117,7 @@ async def test_rows_are_what_a_statement_writes(
     await connection.fetch(INSERT, *_insert_columns(rows))
     wanted = await connection.fetch(ROWS)
     await connection.execute("rollback")
-    await commits.commit(message_of(rows, []))
+    await commits.commit(commit_of(rows, []))
     assert await connection.fetch(ROWS) == wanted
     assert len(wanted) == len(envelopes)
 
@@ -129,7 +134,7 @@ async def test_exactly_the_named_keys_go(connection: Connection, commits: Pipeli
         choose.shuffle(deletes)
         if not (inserts or deletes):
             continue
-        await commits.commit(message_of(inserts, deletes))
+        await commits.commit(commit_of(inserts, deletes))
         live = (live - set(deletes)) | {row.row_key for row in inserts}
     assert await keys_in(connection) == sorted(live)
     assert len(live) > 50
@@ -139,10 +144,10 @@ async def test_driver_and_commits_take_turns(
     connection: Connection, commits: PipelinedCommits
 ) -> None:
     for key in range(1, 20, 2):
-        await commits.commit(message_of([insert(key), insert(key + 1)], []))
+        await commits.commit(commit_of([insert(key), insert(key + 1)], []))
         assert await connection.fetchval("select max(row_key) from message") == key + 1
     await connection.execute("set application_name = 'another'")  # the server reports this one
-    await commits.commit(message_of([insert(30), insert(31)], [1]))
+    await commits.commit(commit_of([insert(30), insert(31)], [1]))
     assert await connection.fetchval("select count(*) from message") == 21
 
 
@@ -150,7 +155,7 @@ async def test_a_commit_larger_than_the_buffers_arrives(
     connection: Connection, commits: PipelinedCommits
 ) -> None:
     rows = [insert(key, bytes(7_000)) for key in range(4_000)]
-    await commits.commit(message_of(rows, []))
+    await commits.commit(commit_of(rows, []))
     total = await connection.fetchval("select sum(length(body)) from message")
     assert total == 4_000 * 7_000
 
@@ -178,11 +183,45 @@ async def test_answers_may_be_cut_anywhere(
     connection.add_log_listener(lambda _, message: notices.append(message.message))
     commits._transport.set_protocol(OneByOne(commits))
     for key in range(1, 10, 2):
-        await commits.commit(message_of([insert(key), insert(key + 1, enqueued_ms=1)], []))
+        await commits.commit(commit_of([insert(key), insert(key + 1, enqueued_ms=1)], []))
         with pytest.raises(asyncpg.UniqueViolationError):
-            await commits.commit(message_of([insert(key + 2), insert(key)], [key + 1]))
+            await commits.commit(commit_of([insert(key + 2), insert(key)], [key + 1]))
         assert len(await keys_in(connection)) == key + 1
     assert notices == [f"one {key}" for key in range(2, 11, 2)]
+
+
+NUMBERS = [0, 1, -1, 2**15 - 1, -(2**15)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("bigint", [*NUMBERS, 2**63 - 1, -(2**63)]),
+        ("int", [*NUMBERS, 2**31 - 1, -(2**31)]),
+        ("smallint", NUMBERS),
+        ("bytea", [b"", b"\0\xff", bytes(70_000)]),
+        ("bytea", []),
+    ],
+)
+async def test_arguments_of_a_statement_arrive(
+    commits: PipelinedCommits, kind: str, values: list[Any]
+) -> None:
+    text = f"select convert_to(to_json($1::{kind}[])::text, 'UTF8')"
+    bound = (await commits.prepared(text)).bind([values])
+    answer = await commits.commit(message_of(statement=bound, rows=rows_of([])))
+    wanted = [f"\\x{each.hex()}" if isinstance(each, bytes) else each for each in values]
+    assert answer is not None
+    assert json.loads(answer) == wanted
+
+
+async def test_a_statement_may_answer_nothing_or_null(commits: PipelinedCommits) -> None:
+    for text in (
+        "select null::text from unnest($1::int[])",
+        "select from unnest($1::int[])",
+        "select 1 from unnest($1::int[]) limit 0",
+    ):
+        bound = (await commits.prepared(text)).bind([[1]])
+        assert await commits.commit(message_of(statement=bound, rows=rows_of([]))) is None
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -191,14 +230,14 @@ async def test_answers_may_be_cut_anywhere(
 async def test_a_refused_copy_takes_back_the_deletes(
     connection: Connection, commits: PipelinedCommits
 ) -> None:
-    await commits.commit(message_of([insert(key) for key in range(1, 50)], []))
+    await commits.commit(commit_of([insert(key) for key in range(1, 50)], []))
     with pytest.raises(asyncpg.UniqueViolationError) as caught:
-        await commits.commit(message_of([insert(60), insert(3)], list(range(10, 40))))
+        await commits.commit(commit_of([insert(60), insert(3)], list(range(10, 40))))
     assert caught.value.sqlstate == "23505"
     assert caught.value.detail is not None
     assert "(row_key)=(3)" in caught.value.detail
     assert await keys_in(connection) == list(range(1, 50))
-    await commits.commit(message_of([insert(60)], [3]))  # it goes on
+    await commits.commit(commit_of([insert(60)], [3]))  # it goes on
     assert await keys_in(connection) == [1, 2, *range(4, 50), 60]
 
 
@@ -206,15 +245,15 @@ async def test_a_delete_that_waits_too_long_writes_nothing(
     connection: Connection, commits: PipelinedCommits, database: str
 ) -> None:
     """The server has the copy's rows by then, and skips them."""
-    await commits.commit(message_of([insert(1), insert(2)], []))
+    await commits.commit(commit_of([insert(1), insert(2)], []))
     await connection.execute("set statement_timeout = 100")
     async with connected(database) as other, other.transaction():
         await other.execute("select from message where row_key = 1 for update")
-        message = message_of([insert(key, bytes(5_000)) for key in range(10, 1_000)], [1, 2])
+        message = commit_of([insert(key, bytes(5_000)) for key in range(10, 1_000)], [1, 2])
         with pytest.raises(asyncpg.QueryCanceledError):
             await commits.commit(message)
     assert await keys_in(connection) == [1, 2]
-    await commits.commit(message_of([insert(3)], [1]))
+    await commits.commit(commit_of([insert(3)], [1]))
     assert await keys_in(connection) == [2, 3]
 
 
@@ -234,7 +273,7 @@ async def test_an_end_before_the_answer_is_unknown(
 ) -> None:
     async with connected(database) as other, other.transaction():
         await other.execute("lock table message in share mode")
-        under_way = asyncio.ensure_future(commits.commit(message_of([insert(1), insert(2)], [])))
+        under_way = asyncio.ensure_future(commits.commit(commit_of([insert(1), insert(2)], [])))
         pid = connection.get_server_pid()
         waiting = (
             "select count(*) from pg_stat_activity where pid = $1 and wait_event_type = 'Lock'"
@@ -266,7 +305,7 @@ async def test_a_cancelled_commit_ends_its_connection(
     """Nobody reads its answer, which the next statement would take for its own."""
     async with connected(database) as other, other.transaction():
         await other.execute("lock table message in share mode")
-        under_way = asyncio.ensure_future(commits.commit(message_of([insert(1), insert(2)], [])))
+        under_way = asyncio.ensure_future(commits.commit(commit_of([insert(1), insert(2)], [])))
         await asyncio.sleep(0)
         under_way.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,7 +10,7 @@ its properties.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from postbus.message.codec import DecodeError, skip_value
@@ -37,6 +37,7 @@ _LENGTH: Final = struct.Struct(">H")
 _ORIGIN: Final = struct.Struct(">Bq")
 
 _ROW: Final = struct.Struct(">hiqiqi")
+_BODY_ID: Final = struct.Struct(">iq")
 _NULL: Final = b"\xff" * 4
 COPY_HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, flags and length of an extension. Source: PostgreSQL manual, COPY."""
@@ -134,17 +135,40 @@ def pack_copy_rows(rows: Iterable[tuple[int, int, Envelope]]) -> bytes:
     for row_key, enqueued_ms, envelope in rows:
         blob = pack_envelope(envelope)
         properties, body = envelope.application_properties, envelope.body
-        if properties:
-            middle = _I32.pack(len(properties))
-        else:
-            middle, properties = _NULL, b""
         parts += (
             _ROW.pack(5, 8, row_key, 8, enqueued_ms, len(blob)),
             blob,
-            middle,
+            _I32.pack(len(properties)) if properties else _NULL,
             properties,
             _I32.pack(len(body)) if body else _NULL,
             body,
+        )
+    return b"".join(parts)
+
+
+def pack_copy_columns(
+    rows: Sequence[tuple[int, int, Envelope]],
+    envelopes: Sequence[bytes],
+    bodies: Sequence[bytes | None],
+    body_ids: Sequence[int | None],
+) -> bytes:
+    """Return rows likewise, whose envelopes are packed, with a column of ids of bodies.
+
+    A row has a body, the id of one beside it, or neither.
+    """
+    parts: list[bytes] = []
+    for (row_key, enqueued_ms, envelope), blob, body, body_id in zip(
+        rows, envelopes, bodies, body_ids, strict=True
+    ):
+        properties = envelope.application_properties
+        parts += (
+            _ROW.pack(6, 8, row_key, 8, enqueued_ms, len(blob)),
+            blob,
+            _I32.pack(len(properties)) if properties else _NULL,
+            properties,
+            _NULL if body is None else _I32.pack(len(body)),
+            body or b"",
+            _NULL if body_id is None else _BODY_ID.pack(8, body_id),
         )
     return b"".join(parts)
 

@@ -171,9 +171,9 @@ class BatchChanges:
 
     # --- columns ----------------------------------------------------------------------------------
 
-    def plain_columns(self) -> dict[str, list[int]]:
-        """Return the columns of blocks and attempts, in the order of `CHANGES`."""
-        blocks = self._reserved
+    def light_columns(self) -> dict[str, object]:
+        """Return the columns of blocks, attempts, ids and arrivals."""
+        blocks, seen = self._reserved, self._seen
         return {
             "block_keys": [row.first_key for row in blocks],
             "block_sizes": [row.size for row in blocks],
@@ -182,23 +182,10 @@ class BatchChanges:
             "block_sequences": [row.first_sequence for row in blocks],
             "attempt_keys": list(self._attempted),
             "attempts": list(self._attempted.values()),
-        }
-
-    def seen_columns(self) -> dict[str, object]:
-        """Return the columns of ids, in the order of `SEEN`."""
-        seen = self._seen
-        return {
             "seen_nos": [row.entity_no for row in seen],
             "seen_first_ms": [row.first_ms for row in seen],
             "seen_last_ms": [row.last_ms for row in seen],
             "digests": [b"".join(row.digests) for row in seen],
-        }
-
-    def light_columns(self) -> dict[str, object]:
-        """Return the columns of blocks, attempts, ids and arrivals."""
-        return {
-            **self.plain_columns(),
-            **self.seen_columns(),
             "in_sources": [source for source, _ in self._inbound],
             "in_nos": [entity_no for _, entity_no in self._inbound],
             "in_numbers": list(self._inbound.values()),

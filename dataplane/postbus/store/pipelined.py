@@ -1,8 +1,9 @@
-"""Plain commits in one message to the server, on the connection of a writer.
+"""Commits in one message to the server, on the connection of a writer.
 
-A commit is the deletes, a COPY with the rows, and one Sync: an implicit transaction of one round
-trip. The driver opens the connection and runs all other statements on it; this module stands
-between its transport and the driver, and sends a commit when the driver does nothing (ADR 49).
+A commit is the deletes or a statement, a COPY with the rows, and one Sync: an implicit transaction
+of one round trip. The driver opens the connection and runs all other statements on it; this module
+stands between its transport and the driver, and sends a commit when the driver does nothing
+(ADR 49).
 Called by `writer.py`. Protocol: PostgreSQL manual, chapters 55.2 "Extended Query" and 55.7
 "Message Formats".
 """
@@ -12,20 +13,30 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import asyncpg
 
 from postbus.entity.outcomes import InsertMessage
-from postbus.message.rows import COPY_HEAD, COPY_TAIL, pack_copy_rows
+from postbus.message.rows import COPY_HEAD, COPY_TAIL, pack_copy_columns, pack_copy_rows
 from postbus.store.errors import Connection
 
 COPY: Final = """
 copy message (row_key, enqueued_ms, envelope, application_properties, body)
 from stdin (format binary)
 """
+COPY_BODIES: Final = """
+copy message (row_key, enqueued_ms, envelope, application_properties, body, body_id)
+from stdin (format binary)
+"""
 DELETE_RANGE: Final = "delete from message where row_key >= $1::bigint and row_key < $2::bigint"
 DELETE_KEYS: Final = "delete from message where row_key = any ($1::bigint[])"
+NAMES: Final = {
+    "postbus_c": COPY,
+    "postbus_b": COPY_BODIES,
+    "postbus_r": DELETE_RANGE,
+    "postbus_k": DELETE_KEYS,
+}
 RANGE_KEYS: Final = 16
 """Keys that a range must have on average: with fewer, one statement with all keys costs less."""
 
@@ -34,16 +45,46 @@ _I32: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">ci")
 _RANGE: Final = struct.Struct(">iqiq")
 _ARRAY: Final = struct.Struct(">iiiii")
-_INT8_OID: Final = 20
+_EMPTY_ARRAY: Final = struct.Struct(">iii")
+_INT8, _BYTEA = 20, 17
+_ELEMENTS: Final = {1016: (_INT8, "q"), 1007: (23, "i"), 1005: (21, "h"), 1001: (_BYTEA, "")}
+"""Array types of arguments: their elements, by number and struct's letter. Source: pg_type.dat."""
 
 _SYNC: Final = b"S" + _I32.pack(4)
 _EXECUTE: Final = b"E" + _I32.pack(9) + b"\0" + _I32.pack(0)
 _COPY_DONE: Final = b"c" + _I32.pack(4)
 _NO_RESULTS: Final = _I16.pack(0)
-_ONE_BINARY: Final = _I16.pack(1) + _I16.pack(1)
+_ONE_BINARY_FORMAT: Final = _I16.pack(1) + _I16.pack(1)
 
-_ERROR, _NOTICE, _STATUS, _NOTIFICATION, _READY = b"ENSAZ"
+_ERROR, _NOTICE, _STATUS, _NOTIFICATION, _READY, _ROW = b"ENSAZD"
 _FOR_DRIVER: Final = frozenset((_NOTICE, _STATUS, _NOTIFICATION))
+
+
+class Rows(NamedTuple):
+    """Rows for a COPY: `bind` begins it. Without `data` there are none."""
+
+    bind: bytes
+    data: bytes
+
+
+class Prepared(NamedTuple):
+    """A prepared statement with arrays as parameters. `types`: (element's number, letter)."""
+
+    name: bytes
+    types: tuple[tuple[int, str], ...]
+
+    def bind(self, arguments: Sequence[object]) -> bytes:
+        """Return the Bind and Execute for lists of these types.
+
+        Raises struct.error if a number does not fit its type.
+        """
+        parts: list[bytes] = []
+        for (element, letter), values in zip(self.types, arguments, strict=True):
+            array = _array(element, letter, cast("Sequence[Any]", values))
+            parts += (_I32.pack(len(array)), array)
+        packed = b"".join(parts)
+        head = _bind_of(self.name, _ONE_BINARY_FORMAT + _I16.pack(len(self.types)), len(packed) + 4)
+        return b"".join((head, packed, _ONE_BINARY_FORMAT, _EXECUTE))
 
 
 class _Driver(Protocol):
@@ -67,10 +108,12 @@ class PipelinedCommits(asyncio.Protocol):
         self._connection = connection
         self._transport = transport
         self._driver = cast("_Driver", transport.get_protocol())
-        self._statements: list[object] = []  # the driver closes those that nobody holds
+        self._held: list[object] = []  # the driver closes statements that nobody holds
+        self._prepared: dict[str, Prepared] = {}
         self._rest = b""
         self._error: asyncpg.PostgresError | None = None
-        self._answer: asyncio.Future[None] | None = None
+        self._result: bytes | None = None
+        self._answer: asyncio.Future[bytes | None] | None = None
 
     @classmethod
     async def on(cls, connection: Connection) -> PipelinedCommits | None:
@@ -80,23 +123,36 @@ class PipelinedCommits(asyncio.Protocol):
         if driver is None or getattr(transport, "get_protocol", lambda: None)() is not driver:
             return None
         commits = cls(connection, cast("asyncio.Transport", transport))
-        for name, sql in (("c", COPY), ("r", DELETE_RANGE), ("k", DELETE_KEYS)):
-            commits._statements.append(await connection.prepare(sql, name=f"postbus_{name}"))
+        for name, sql in NAMES.items():
+            commits._held.append(await connection.prepare(sql, name=name))
         commits._transport.set_protocol(commits)
         return commits
 
-    async def commit(self, message: bytes) -> None:
+    async def prepared(self, sql: str) -> Prepared:
+        """Return a statement whose parameters are arrays, prepared at its first use."""
+        found = self._prepared.get(sql)
+        if found is None:
+            name = f"postbus_x{len(self._prepared)}"
+            statement = await self._connection.prepare(sql, name=name)
+            self._held.append(statement)
+            types = tuple(_ELEMENTS[each.oid] for each in statement.get_parameters())
+            found = self._prepared[sql] = Prepared(name.encode(), types)
+        return found
+
+    async def commit(self, message: bytes) -> bytes | None:
         """Send the bytes of a commit and wait until it is durable.
 
-        Raises asyncpg's errors: of the server if it refused the commit as a whole, of the
-        connection if it ended before the answer, so that the outcome is unknown. A commit whose
-        answer nobody waits for ends the connection.
+        Return the first column of the statement's row, None if it is null or missing. Raises
+        asyncpg's errors: of the server if it refused the commit as a whole, of the connection if it
+        ended before the answer, so that the outcome is unknown. A commit whose answer nobody waits
+        for ends the connection.
         """
         assert self._answer is None, "a connection has one commit at a time"
         self._answer = asyncio.get_running_loop().create_future()
+        self._result = None
         try:
             self._transport.write(message)
-            await self._answer
+            return await self._answer
         except asyncio.CancelledError:
             self._connection.terminate()
             raise
@@ -126,6 +182,8 @@ class PipelinedCommits(asyncio.Protocol):
         """Read a message of the answer; what the server says beside it is the driver's."""
         if kind == _READY:
             self._finish(None)
+        elif kind == _ROW:
+            self._result = _first_column(message)
         elif kind == _ERROR:
             self._error = self._error or _error_of(message)
         elif kind in _FOR_DRIVER:
@@ -137,7 +195,7 @@ class PipelinedCommits(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             return
         if error is None:
-            self._answer.set_result(None)
+            self._answer.set_result(self._result)
         else:
             self._answer.set_exception(error)
 
@@ -156,15 +214,33 @@ class PipelinedCommits(asyncio.Protocol):
         self._driver.resume_writing()
 
 
-def message_of(inserts: Sequence[InsertMessage], deletes: Sequence[int]) -> bytes:
-    """Return the bytes of a commit. Raises struct.error if a number does not fit its column."""
-    parts: list[bytes] = []
-    if deletes:
-        parts += _deletes(deletes)
-    if inserts:
-        parts += _copy(inserts)
+def message_of(*, deletes: Sequence[int] = (), statement: bytes = b"", rows: Rows) -> bytes:
+    """Return the bytes of a commit: deletes or a bound statement, then the rows.
+
+    Raises struct.error if a number does not fit its column.
+    """
+    parts = _deletes(deletes) if deletes else [statement]
+    if rows.data:
+        size = 4 + len(COPY_HEAD) + len(rows.data) + len(COPY_TAIL)
+        parts += (rows.bind, _EXECUTE, _HEAD.pack(b"d", size), COPY_HEAD, rows.data, COPY_TAIL)
+        parts.append(_COPY_DONE)
     parts.append(_SYNC)
     return b"".join(parts)
+
+
+def rows_of(inserts: Sequence[InsertMessage]) -> Rows:
+    """Return rows whose bodies are all in them."""
+    return Rows(_BIND_COPY, pack_copy_rows(inserts))
+
+
+def rows_with_bodies(
+    inserts: Sequence[InsertMessage],
+    envelopes: Sequence[bytes],
+    bodies: Sequence[bytes | None],
+    body_ids: Sequence[int | None],
+) -> Rows:
+    """Return rows of packed envelopes, with bodies in them or beside them."""
+    return Rows(_BIND_COPY_BODIES, pack_copy_columns(inserts, envelopes, bodies, body_ids))
 
 
 def key_ranges(keys: Sequence[int]) -> list[tuple[int, int]]:
@@ -191,27 +267,41 @@ def _deletes(deletes: Sequence[int]) -> list[bytes]:
         for first, end in ranges:
             parts += (_BIND_RANGE, _RANGE.pack(8, first, 8, end), _NO_RESULTS, _EXECUTE)
         return parts
-    packed = struct.pack(">" + "iq" * len(keys), *[part for key in keys for part in (8, key)])
-    array = _ARRAY.pack(1, 0, _INT8_OID, len(keys), 1) + packed
-    bind = b"\0postbus_k\0" + _ONE_BINARY + _I16.pack(1) + _I32.pack(len(array))
-    size = 4 + len(bind) + len(array) + len(_NO_RESULTS)
-    return [_HEAD.pack(b"B", size), bind, array, _NO_RESULTS, _EXECUTE]
+    return [_BY_KEYS.bind([keys])]
 
 
-def _copy(inserts: Sequence[InsertMessage]) -> list[bytes]:
-    rows = pack_copy_rows(inserts)
-    data = _HEAD.pack(b"d", 4 + len(COPY_HEAD) + len(rows) + len(COPY_TAIL))
-    return [_BIND_COPY, _EXECUTE, data, COPY_HEAD, rows, COPY_TAIL, _COPY_DONE]
+def _array(element: int, letter: str, values: Sequence[Any]) -> bytes:
+    """Return an array in Postgres' binary format, without nulls."""
+    count = len(values)
+    if not count:
+        return _EMPTY_ARRAY.pack(0, 0, element)
+    head = _ARRAY.pack(1, 0, element, count, 1)
+    if element == _BYTEA:
+        return head + b"".join([part for each in values for part in (_I32.pack(len(each)), each)])
+    size = struct.calcsize(f">{letter}")
+    return head + struct.pack(
+        ">" + f"i{letter}" * count, *[part for each in values for part in (size, each)]
+    )
 
 
-def _bind_of(name: bytes, parameters: bytes, size: int) -> bytes:
-    """Return the head of a Bind whose parameters take `size` bytes."""
-    bind = b"\0" + name + b"\0" + parameters
-    return _HEAD.pack(b"B", 4 + len(bind) + size + len(_NO_RESULTS)) + bind
+def _first_column(message: bytes) -> bytes | None:
+    """Return the first column of a DataRow."""
+    if message[5:7] == b"\0\0":
+        return None
+    size = int.from_bytes(message[7:11], "big", signed=True)
+    return None if size < 0 else message[11 : 11 + size]
 
 
-_BIND_COPY: Final = _bind_of(b"postbus_c", _I16.pack(0) * 2, 0) + _NO_RESULTS
-_BIND_RANGE: Final = _bind_of(b"postbus_r", _ONE_BINARY + _I16.pack(2), _RANGE.size)
+def _bind_of(name: bytes, formats: bytes, size: int) -> bytes:
+    """Return the head of a Bind; `size`: of parameters and formats of results, which follow."""
+    bind = b"\0" + name + b"\0" + formats
+    return _HEAD.pack(b"B", 4 + len(bind) + size) + bind
+
+
+_BIND_COPY: Final = _bind_of(b"postbus_c", _NO_RESULTS * 2, 2) + _NO_RESULTS
+_BIND_COPY_BODIES: Final = _bind_of(b"postbus_b", _NO_RESULTS * 2, 2) + _NO_RESULTS
+_BIND_RANGE: Final = _bind_of(b"postbus_r", _ONE_BINARY_FORMAT + _I16.pack(2), _RANGE.size + 2)
+_BY_KEYS: Final = Prepared(b"postbus_k", ((_INT8, "q"),))
 
 
 def _error_of(message: bytes) -> asyncpg.PostgresError:

@@ -4,7 +4,8 @@
 adds bodies, seen ids and arrivals, `TAKE` deletes rows that may share bodies. `GENERAL` does all of
 it and moves, `FULL` everything. For settled rows that stay, `KEEP` serves the hot path,
 `KEEP_PUBLISH` adds the parts of `PUBLISH`, `RETAIN` does everything. The larger statements name
-their arguments, which are the columns of `changes.py`.
+their arguments, which are the columns of `changes.py`. Up to `KEEP_PUBLISH` there is a form whose
+rows go beside it as a COPY (ADR 49).
 Sub-statements share a snapshot: none sees the writes of another.
 """
 
@@ -30,30 +31,6 @@ with gone as (
 insert into message (row_key, enqueued_ms, envelope, application_properties, body)
 select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
 """
-CHANGES: Final = """
-with gone as (
-    delete from message where row_key = any ($6::bigint[])
-), reserved as (
-    insert into block (first_key, size, entity_no, sub_queue, first_sequence)
-    select * from unnest($7::bigint[], $8::int[], $9::int[], $10::smallint[], $11::bigint[])
-), attempted as (
-    insert into acquired (row_keys, attempts)
-    select $12::bigint[], $13::int[] where cardinality($12::bigint[]) > 0
-)
-insert into message (row_key, enqueued_ms, envelope, application_properties, body)
-select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
-"""
-SEEN: Final = """
-with gone as (
-    delete from message where row_key = any ($6::bigint[])
-), seeing as (
-    insert into seen (entity_no, first_ms, last_ms, digests)
-    select * from unnest($7::int[], $8::bigint[], $9::bigint[], $10::bytea[])
-)
-insert into message (row_key, enqueued_ms, envelope, application_properties, body)
-select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
-"""
-
 TAKE: Final = """
 with gone as (
     delete from message where row_key = any ($1::bigint[]) returning body_id
@@ -82,6 +59,13 @@ class Named(NamedTuple):
     names: tuple[str, ...]
 
 
+class Commit(NamedTuple):
+    """A statement with its rows, and the same without those that a COPY beside it writes."""
+
+    whole: Named
+    beside: Named
+
+
 def _named(*parts: str) -> Named:
     """Join sub-statements and the final one; `{name}` is an argument."""
     *subs, final = (part.strip() for part in parts)
@@ -91,6 +75,11 @@ def _named(*parts: str) -> Named:
     return Named(sql, names)
 
 
+PLAIN_GONE: Final = """
+gone as (
+    delete from message where row_key = any ({deletes}::bigint[])
+)
+"""
 GONE: Final = """
 gone as (
     delete from message where row_key = any ({deletes}::bigint[]) returning body_id
@@ -162,6 +151,13 @@ inserted as (
     )
 )
 """
+PLAIN_ROWS: Final = """
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+select * from unnest(
+    {keys}::bigint[], {enqueued}::bigint[], {envelopes}::bytea[], {properties}::bytea[],
+    {bodies}::bytea[]
+)
+"""
 BODIES_GONE: Final = """
 select string_agg(int8send(body_id), ''::bytea) as released from gone where body_id is not null
 """
@@ -176,9 +172,18 @@ PUBLISH_PARTS: Final = (
     DISEMBODIED,
     SEEING,
     ARRIVED,
-    INSERTED,
 )
-PUBLISH: Final = _named(*PUBLISH_PARTS, BODIES_GONE)
+
+
+def _plain(*parts: str) -> Commit:
+    return Commit(_named(*parts, PLAIN_ROWS), _named(*parts, "select"))
+
+
+CHANGES: Final = _plain(PLAIN_GONE, RESERVED, ATTEMPTED)
+SEEN: Final = _plain(PLAIN_GONE, SEEING)
+PUBLISH: Final = Commit(
+    _named(*PUBLISH_PARTS, INSERTED, BODIES_GONE), _named(*PUBLISH_PARTS, BODIES_GONE)
+)
 
 SETTLING: Final = """
 settling as (
@@ -191,21 +196,11 @@ settling as (
     cross join lateral unnest(({settle_keys}::bigint[])[s.first:s.last]) as k (row_key)
 )
 """
-KEEP: Final = _named(
-    "gone as (delete from message where row_key = any ({deletes}::bigint[]))",
-    RESERVED,
-    ATTEMPTED,
-    SEEING,
-    SETTLING,
-    """
-insert into message (row_key, enqueued_ms, envelope, application_properties, body)
-select * from unnest(
-    {keys}::bigint[], {enqueued}::bigint[], {envelopes}::bytea[], {properties}::bytea[],
-    {bodies}::bytea[]
+KEEP: Final = _plain(PLAIN_GONE, RESERVED, ATTEMPTED, SEEING, SETTLING)
+KEEP_PUBLISH: Final = Commit(
+    _named(*PUBLISH_PARTS, SETTLING, INSERTED, BODIES_GONE),
+    _named(*PUBLISH_PARTS, SETTLING, BODIES_GONE),
 )
-""",
-)
-KEEP_PUBLISH: Final = _named(*PUBLISH_PARTS, SETTLING, BODIES_GONE)
 
 MOVES: Final = """
 move as (

@@ -9,23 +9,32 @@ from __future__ import annotations
 import logging
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import Final, TypeAlias, TypeVar
 
 import asyncpg.prepared_stmt
 
 from postbus.entity.outcomes import (
     InsertMessage,
+    Mutation,
     RecordIds,
     ReserveBlock,
     SettleRows,
     ShareBody,
 )
+from postbus.message.envelope import Envelope
 from postbus.message.rows import pack_envelope
 from postbus.store.batch import INLINE_BODY_BYTES, STAGED_BODY_BYTES, Batch, RowKind, SideRows
 from postbus.store.changes import BatchChanges
 from postbus.store.errors import Connection
 from postbus.store.mutation_traits import TRAITS, Tier
-from postbus.store.pipelined import PipelinedCommits, message_of
+from postbus.store.pipelined import (
+    PipelinedCommits,
+    Rows,
+    message_of,
+    rows_of,
+    rows_with_bodies,
+)
 from postbus.store.statements import (
     CHANGES,
     DELETE,
@@ -41,6 +50,7 @@ from postbus.store.statements import (
     RETAIN,
     SEEN,
     TAKE,
+    Commit,
     Named,
 )
 
@@ -91,13 +101,11 @@ class Writer:
                 self._sides.add_block(change)
         kind = self._sides.kind_of(batch.deletes) if batch.deletes else RowKind.PLAIN
         if batch.mutations or kind != RowKind.PLAIN or batch.is_large:
-            await self._execute(batch, *self._translate_changes(batch, kind))
+            await self._change(batch, kind)
         elif self._pipelined is not None and len(batch.inserts) + len(batch.deletes) > 1:
-            if batch.inserts and batch.deletes:
-                _refuse_own_rows([insert[0] for insert in batch.inserts], batch.deletes)
-            message = message_of(batch.inserts, batch.deletes)
-            batch.is_sent = not self.connection.is_closed()
-            await self._pipelined.commit(message)
+            _refuse_own_rows(batch)
+            message = message_of(deletes=batch.deletes, rows=rows_of(batch.inserts))
+            await self._send(batch, self._pipelined, message)
         else:
             await self._execute(batch, *_translate_plain(batch))
         if self._sides.keys:
@@ -106,7 +114,13 @@ class Writer:
                 if type(change) is SettleRows:
                     self._sides.forget(change.row_keys)
 
-    async def _execute(self, batch: Batch[P], sql: str, arguments: tuple[object, ...]) -> None:
+    async def _send(self, batch: Batch[P], commits: PipelinedCommits, message: bytes) -> None:
+        batch.is_sent = not self.connection.is_closed()
+        released = await commits.commit(message)
+        if released is not None:
+            self._sides.bodies.release(released)
+
+    async def _execute(self, batch: Batch[P], sql: str, arguments: Sequence[object]) -> None:
         statement = self._statements.get(sql)
         if statement is None:
             statement = await self._prepare(sql)
@@ -125,60 +139,73 @@ class Writer:
         if (orphaned := answer.get("orphaned")) is not None:
             bodies.orphan(orphaned)
 
-    def _translate_changes(self, batch: Batch[P], kind: int) -> tuple[str, tuple[object, ...]]:
-        """Return the statement and arguments for a batch with more than plain rows."""
+    # --- more than plain rows ---------------------------------------------------------------------
+
+    async def _change(self, batch: Batch[P], kind: int) -> None:
+        """Commit a batch with more than plain rows. `kind`: of the deleted ones."""
+        _refuse_own_rows(batch)
         inserts, deletes, sides = batch.inserts, batch.deletes, self._sides
         kinds = set(map(type, batch.mutations))
         tier = max((TRAITS[each].tier for each in kinds), default=Tier.LIGHT)
         if kind == RowKind.SHARING and not (inserts or kinds):
-            return TAKE, (deletes, sides.bodies.take_dead())
+            await self._execute(batch, TAKE, (deletes, sides.bodies.take_dead()))
+            return
         changes = BatchChanges(batch.mutations)
-        is_plain = kind == RowKind.PLAIN and not batch.is_large
-        if SettleRows in kinds:
-            return self._translate_settled(batch, changes, kind, tier)
-        if is_plain and (tier == Tier.LIGHT or kinds == ONLY_IDS):
-            keys, *others = _insert_columns(inserts)
-            if keys and deletes:
-                _refuse_own_rows(keys, deletes)
-            rows = (keys, *others, deletes)
-            if kinds == ONLY_IDS:
-                return SEEN, (*rows, *changes.seen_columns().values())
-            return CHANGES, (*rows, *changes.plain_columns().values())
+        is_kept = SettleRows in kinds
+        if kind == RowKind.PLAIN and not batch.is_large and tier <= Tier.IDS:
+            statement = KEEP if is_kept else _smallest_plain(kinds)
+            if statement is not None:
+                columns = changes.light_columns() | {"deletes": deletes}
+                if is_kept:
+                    columns |= changes.settled_columns()
+                await self._with_rows(batch, statement, columns, None)
+                return
         bodies = _Bodies(batch, changes.shares, sides)
-        arguments = changes.light_columns() | bodies.columns()
+        arguments = changes.light_columns() | bodies.side_columns()
+        if is_kept:
+            arguments |= changes.settled_columns()
         arguments["deletes"] = deletes
         arguments["dead_bodies"] = sides.bodies.take_dead()
         if kind != RowKind.SIDED and tier <= Tier.PUBLISH and not bodies.staged:
-            return _filled(PUBLISH, arguments)
+            await self._with_rows(batch, KEEP_PUBLISH if is_kept else PUBLISH, arguments, bodies)
+            return
         changes.note_sides(sides)
-        arguments |= changes.row_columns()
+        arguments |= bodies.row_columns() | changes.row_columns()
         arguments["staged_ids"] = bodies.staged
-        if tier <= Tier.GENERAL:
-            return _filled(GENERAL, arguments)
-        return _filled(FULL, arguments | changes.full_columns())
+        if is_kept:
+            arguments |= changes.copy_columns() | changes.full_columns()
+            await self._execute(batch, *_filled(RETAIN, arguments))
+        elif tier <= Tier.GENERAL:
+            await self._execute(batch, *_filled(GENERAL, arguments))
+        else:
+            await self._execute(batch, *_filled(FULL, arguments | changes.full_columns()))
 
-    def _translate_settled(
-        self, batch: Batch[P], changes: BatchChanges, kind: int, tier: Tier
-    ) -> tuple[str, tuple[object, ...]]:
-        """Return statement and arguments for settled rows that stay; `tier`: of all mutations."""
-        sides = self._sides
-        arguments = changes.light_columns() | changes.settled_columns()
-        arguments["deletes"] = batch.deletes
-        if kind == RowKind.PLAIN and not batch.is_large and tier <= Tier.IDS:
-            columns = _insert_columns(batch.inserts)
-            if columns[0] and batch.deletes:
-                _refuse_own_rows(columns[0], batch.deletes)
-            names = ("keys", "enqueued", "envelopes", "properties", "bodies")
-            return _filled(KEEP, arguments | dict(zip(names, columns, strict=True)))
-        bodies = _Bodies(batch, changes.shares, sides)
-        arguments |= bodies.columns()
-        arguments["dead_bodies"] = sides.bodies.take_dead()
-        if kind != RowKind.SIDED and tier <= Tier.PUBLISH and not bodies.staged:
-            return _filled(KEEP_PUBLISH, arguments)
-        changes.note_sides(sides)
-        arguments["staged_ids"] = bodies.staged
-        arguments |= changes.row_columns() | changes.copy_columns()
-        return _filled(RETAIN, arguments | changes.full_columns())
+    async def _with_rows(
+        self,
+        batch: Batch[P],
+        statement: Commit,
+        arguments: dict[str, object],
+        bodies: _Bodies | None,
+    ) -> None:
+        """Commit changes and rows: those go beside the statement as a COPY, or are arguments.
+
+        `bodies`: where those of the rows are, None if they are all in the rows.
+        """
+        if self._pipelined is None:
+            columns = _plain_columns(batch.inserts) if bodies is None else bodies.row_columns()
+            await self._execute(batch, *_filled(statement.whole, arguments | columns))
+            return
+        sql, filled = _filled(statement.beside, arguments)
+        bound = (await self._pipelined.prepared(sql)).bind(filled)
+        rows = rows_of(batch.inserts) if bodies is None else bodies.rows()
+        await self._send(batch, self._pipelined, message_of(statement=bound, rows=rows))
+
+
+def _smallest_plain(kinds: set[type[Mutation]]) -> Commit | None:
+    """Return the smallest statement for plain rows and these kinds, None if `PUBLISH` is."""
+    if kinds == ONLY_IDS:
+        return SEEN
+    return None if RecordIds in kinds else CHANGES
 
 
 def _translate_plain(batch: Batch[P]) -> tuple[str, tuple[object, ...]]:
@@ -192,19 +219,20 @@ def _translate_plain(batch: Batch[P]) -> tuple[str, tuple[object, ...]]:
         if len(deletes) == 1:
             return DELETE_ONE, (deletes[0],)
         return DELETE, (deletes,)
-    columns = _insert_columns(inserts)
-    _refuse_own_rows(columns[0], deletes)
-    return MIXED, (*columns, deletes)
+    _refuse_own_rows(batch)
+    return MIXED, (*_insert_columns(inserts), deletes)
 
 
 def _filled(statement: Named, arguments: dict[str, object]) -> tuple[str, tuple[object, ...]]:
     return statement.sql, tuple(arguments[name] for name in statement.names)
 
 
-def _refuse_own_rows(row_keys: list[int], deletes: list[int]) -> None:
-    """Check that a batch does not delete its own rows, which one statement cannot do."""
-    if max(deletes) >= min(row_keys):
-        assert set(row_keys).isdisjoint(deletes), "touches_uncommitted is not set"
+def _refuse_own_rows(batch: Batch[P]) -> None:
+    """Check that a batch does not delete its own rows, which no order of its parts can do."""
+    if batch.inserts and batch.deletes:
+        row_keys = [insert[0] for insert in batch.inserts]
+        if max(batch.deletes) >= min(row_keys):
+            assert set(row_keys).isdisjoint(batch.deletes), "touches_uncommitted is not set"
 
 
 def _insert_columns(
@@ -221,6 +249,11 @@ def _insert_columns(
     )
 
 
+def _plain_columns(inserts: list[InsertMessage]) -> dict[str, object]:
+    names = ("keys", "enqueued", "envelopes", "properties", "bodies")
+    return dict(zip(names, _insert_columns(inserts), strict=True))
+
+
 class _Bodies:
     """Inserts of a batch whose bodies are not all in their rows; `sides` is updated."""
 
@@ -228,13 +261,12 @@ class _Bodies:
         self.staged: list[int] = []
         self._inserts = inserts = batch.inserts
         self._keys = [insert[0] for insert in inserts]
-        if self._keys and batch.deletes:
-            _refuse_own_rows(self._keys, batch.deletes)
         self._bodies = [insert[2].body or None for insert in inserts]
         self._body_ids: list[int | None] = [None] * len(inserts)
         self._inline: dict[int, bytes] = {}
         self._shared: dict[int, bytes] = {}
         self._has_shares = bool(shares)
+        self._has_ids = False
         if shares:
             index_of = {key: index for index, key in enumerate(self._keys)}
             for share in shares:
@@ -264,29 +296,46 @@ class _Bodies:
 
     def _take_out(self, index: int, body_id: int, body: bytes) -> None:
         self._bodies[index], self._body_ids[index] = None, body_id
+        self._has_ids = True
         if len(body) <= STAGED_BODY_BYTES:
             self._inline[body_id] = body
         elif not self.staged or self.staged[-1] != body_id:
             self.staged.append(body_id)
 
-    def columns(self) -> dict[str, object]:
-        """Return the columns of rows and bodies. Copies with one envelope are packed once."""
-        envelopes = [insert[2] for insert in self._inserts]
-        if self._has_shares:
-            packed = {id(envelope): envelope for envelope in envelopes}
-            blobs = {number: pack_envelope(envelope) for number, envelope in packed.items()}
-            columns = [blobs[id(envelope)] for envelope in envelopes]
-        else:
-            columns = [pack_envelope(envelope) for envelope in envelopes]
+    def side_columns(self) -> dict[str, object]:
+        """Return the columns of bodies beside their rows."""
         return {
-            "keys": self._keys,
-            "enqueued": [insert[1] for insert in self._inserts],
-            "envelopes": columns,
-            "properties": [envelope.application_properties or None for envelope in envelopes],
-            "bodies": self._bodies,
-            "body_ids": self._body_ids,
             "inline_ids": list(self._inline),
             "inline_bodies": list(self._inline.values()),
             "shared_ids": list(self._shared),
             "shared_keys": list(self._shared.values()),
         }
+
+    def row_columns(self) -> dict[str, object]:
+        """Return the columns of rows."""
+        envelopes = [insert[2] for insert in self._inserts]
+        return {
+            "keys": self._keys,
+            "enqueued": [insert[1] for insert in self._inserts],
+            "envelopes": self._packed(envelopes),
+            "properties": [envelope.application_properties or None for envelope in envelopes],
+            "bodies": self._bodies,
+            "body_ids": self._body_ids,
+        }
+
+    def rows(self) -> Rows:
+        """Return the rows for a COPY."""
+        if not self._has_ids:
+            return rows_of(self._inserts)
+        envelopes = [insert[2] for insert in self._inserts]
+        return rows_with_bodies(
+            self._inserts, self._packed(envelopes), self._bodies, self._body_ids
+        )
+
+    def _packed(self, envelopes: list[Envelope]) -> list[bytes]:
+        """Return packed envelopes. Copies with one envelope are packed once."""
+        if not self._has_shares:
+            return [pack_envelope(envelope) for envelope in envelopes]
+        packed = {id(envelope): envelope for envelope in envelopes}
+        blobs = {number: pack_envelope(envelope) for number, envelope in packed.items()}
+        return [blobs[id(envelope)] for envelope in envelopes]
