@@ -23,6 +23,7 @@ from tests.pipeline.lake import KEYS, Lake
 from tests.pipeline.spark_notebooks import NotebookTests
 from tests.pipeline.spark_pipelines import PipelineTests, drained
 from tests.pipeline.spark_replays import ReplayTests, past
+from tests.pipeline.spark_restores import RestoreTests, site
 from tests.pipeline.spark_streams import StreamTests, pair
 
 pytestmark = [
@@ -117,7 +118,7 @@ class Captured:
         return sorted(body for _, each in self.batches for body in each)
 
 
-__all__ = ["drained", "pair", "past"]
+__all__ = ["drained", "pair", "past", "site"]
 
 
 def bodies(frame: DataFrame) -> list[str]:
@@ -528,6 +529,10 @@ class TestReplays(ReplayTests):
 
 
 class TestStreams(StreamTests):
+    """Here for the session of this file."""
+
+
+class TestRestores(RestoreTests):
     """Here for the session of this file."""
 
 
