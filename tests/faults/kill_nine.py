@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import logging
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 
 from postbus.process.embedded import EmbeddedPostgres
+from tests.faults.kill_programs import run_program
 from tests.faults.victims import ACTIVITIES, KEY, Broker, Killer, Kills, Kind, wait_for_port
 
 QUEUE = "kills"
@@ -323,10 +322,7 @@ def main() -> int:
     )
     parser.add_argument("--broker", help="program to run as the broker (default: `-m postbus`)")
     options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients log each lost connection
-        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
-    with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
-        history = asyncio.run(run(options, Path(folder)))
+    history = run_program(run, options)
     caught = ", ".join(f"{kind.value} {count}" for kind, count in history.kills.caught.items())
     print(f"kills {history.kills.count}, of them at requested moments: {caught or 'none'}")
     print(

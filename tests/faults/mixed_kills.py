@@ -12,10 +12,8 @@ import argparse
 import asyncio
 import itertools
 import json
-import logging
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -58,6 +56,7 @@ from tests.faults.history import (
     check,
 )
 from tests.faults.kept_rows import BRIEF_HISTORY, HISTORY, check_kept
+from tests.faults.kill_programs import run_program
 from tests.faults.transaction_client import Refused, TransactionClient
 from tests.faults.victims import KEY, Broker, Killer, Kills, Kind, wait_for_port
 
@@ -721,11 +720,8 @@ def main() -> int:
     parser.add_argument("--broker", help="program to run as the broker (default: `-m postbus`)")
     parser.add_argument("--record", type=Path, help="file for the record, as lines of JSON")
     options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients log each lost connection
-        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     began = time.time()
-    with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
-        load, kills, violations = asyncio.run(run(options, Path(folder)))
+    load, kills, violations = run_program(run, options)
     if options.record is not None:
         with options.record.open("w") as lines:
             for event in load.events:

@@ -19,14 +19,15 @@ MAX_HEAD = 64 * 1024
 
 
 class Call(Enum):
-    """A request of the bulk API, by the end of its path."""
+    """A request of the bulk API, or of the control API to resend, by the end of its path."""
 
-    PLAN = r"/groups/[^/]+/plan"
-    READ = r"/rows"
-    STAGE = r"/writers/[^/]+/stage"
-    PUBLISH = r"/writers/[^/]+/publish"
-    REJECT = r"/groups/[^/]+/reject"
-    SETTLE = r"/groups/[^/]+/settle"
+    PLAN = r"/\$bulk/groups/[^/]+/plan"
+    READ = r"/\$bulk/rows"
+    STAGE = r"/\$bulk/writers/[^/]+/stage"
+    PUBLISH = r"/\$bulk/writers/[^/]+/publish"
+    REJECT = r"/\$bulk/groups/[^/]+/reject"
+    SETTLE = r"/\$bulk/groups/[^/]+/settle"
+    RESEND = r"/v1/messages/resend"
 
 
 class Moment(Enum):
@@ -160,7 +161,7 @@ def call_of(head: bytes) -> Call | None:
     """Return the call of a request's head."""
     target = unquote(head.split(b" ", 2)[1].decode("ascii")).partition("?")[0]
     for call in Call:
-        if re.search(rf"/\$bulk{call.value}$", target):
+        if re.search(f"{call.value}$", target):
             return call
     return None
 

@@ -14,11 +14,9 @@ import argparse
 import asyncio
 import base64
 import json
-import logging
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -48,6 +46,7 @@ from tests.faults.history import (
     Violation,
     check,
 )
+from tests.faults.kill_programs import run_program
 from tests.faults.mixed_kills import (
     LOCK_S,
     MAX_DELIVERIES,
@@ -638,11 +637,8 @@ def main() -> int:
         "--record", type=Path, help="folder for the record, lines of JSON, and logs"
     )
     options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients log each lost connection
-        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     began = time.time()
-    with tempfile.TemporaryDirectory(prefix="postbus-two-") as folder:
-        lives = asyncio.run(run(options, Path(folder)))
+    lives = run_program(run, options)
     kinds = Counter(type(event).__name__ for life in lives for event in life.events)
     verbs = Counter(text.split()[0] for life in lives for _, _, text in life.applied_steps)
     troubles = sum((life.troubles for life in lives), Counter())
