@@ -11,152 +11,79 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import logging
 import os
 import random
-import re
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import deltalake
+import pyarrow as pa
 import pyarrow.dataset as ds
-import yaml
-from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from postbus.process.embedded import EmbeddedPostgres
 from postbus_spark.client import GroupClient
 from postbus_spark.jobs.batches import tables_of
 from postbus_spark.jobs.documents import read_pipeline
 from postbus_spark.jobs.failures import ExitCode
-from postbus_spark.jobs.settling import last_batch
 from postbus_spark.lake.iceberg import loaded
-from postbus_spark.lake.layout import OWN, CatalogTable
+from postbus_spark.lake.layout import OWN
 from postbus_spark.options import read_options
 from postbus_spark.tokens import load_credentials
-from postbus_spark.transport import Bus, call
-from tests.faults.pipeline_calls import Call, Moment, Point, Relay, Trap, relay_to
+from postbus_spark.transport import Bus as BusAddress
+from postbus_spark.transport import call
+from tests.faults.kill_programs import Bus, add_pipeline, bus_of, parser_of, report, run_program
+from tests.faults.pipeline_calls import Point, Trap
 from tests.faults.pipeline_driver import EXECUTOR, WORKER, Driver
 from tests.faults.pipeline_record import Entry, Order, Record, Sent, check
-from tests.faults.victims import KEY, Broker, wait_for_port
+from tests.faults.pipeline_scenarios import (
+    DELAY_S,
+    GROUP,
+    MANIFESTS,
+    SCENARIOS,
+    TARGET,
+    Scenario,
+    entry_of,
+    table_of,
+)
+from tests.faults.victims import wait_for_port
 
-SOURCE, TARGET, GROUP = "orders", "priced", "kills"
-RULE = "RootManageSharedAccessKey"
+SENDERS = 4
 SESSIONS = 20
-BACKLOG = 1_500
-"""Senders wait while the pipeline is further behind."""
+AHEAD = 800
+"""Orders that are sent for each batch at most; less than it takes. Those that are on their way lie
+as far apart at most, far less than the delay of watermarks.
+"""
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+"""Time of the first order; each one after is a second later."""
 
 CATCH_S = 90.0
 """Longest wait for a point of a batch; then the kill comes at any moment and counts as missed."""
 
-PROGRESS_S = 180.0
-"""Longest time without a commit to the table while everything runs."""
+PROGRESS_S = 600.0
+"""Longest time without a commit to the table while everything runs; a busy machine starts Spark in
+minutes."""
 
 EXAMPLES = """
 examples, each begins with `python -m tests.faults.pipeline_kills`:
                                   48 kills of a drain that publishes, on local[2]
   --scenario capture --executors  a tap into a table, by two executors
   --scenario capture --format delta
+  --scenario state                windows over two queues, drained by one document
   --kills 4                       a part of it, for CI
   --pipeline 'tests/faults/flawed_pipeline.py forgets'
                                   must find violations: its batches have no number
 """
-
-MANIFESTS = f"""apiVersion: v1
-kind: Secret
-metadata: {{name: root-key}}
-stringData: {{primaryKey: {KEY}}}
----
-apiVersion: postbus.dev/v1alpha1
-kind: Namespace
-metadata: {{name: faults}}
-spec:
-  sku: {{name: Premium}}
-  premiumMessagingPartitions: 2
-  authorizationRules: [{{name: {RULE}, rights: [Manage], secretName: root-key}}]
----
-apiVersion: postbus.dev/v1alpha1
-kind: Queue
-metadata: {{name: {SOURCE}}}
-spec: {{owner: {{name: faults}}, maxDeliveryCount: 1000}}
----
-apiVersion: postbus.dev/v1alpha1
-kind: Queue
-metadata: {{name: {TARGET}}}
-spec: {{owner: {{name: faults}}}}
-"""
-
-KEPT: Final = "message_id, session_id, partition, position, enqueued_time"
-PRICED: Final = {
-    "priced": f"select {KEPT}, body.amount * 2 as price from orders where body.amount > 0",
-    "sent": "select message_id, session_id, to_json(struct(price)) as body from priced",
-    "rejected": "select partition, position, 'NoPrice' as reason from orders"
-    " where body.amount is null",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A pipeline, where its orders belong, and the points of its batches."""
-
-    kind: str
-    transform: dict[str, dict[str, str]] | None
-    table_from: str
-    sinks: tuple[dict[str, str], ...]
-    belongs: dict[str, tuple[Order, ...]]
-    points: tuple[Point, ...]
-
-
-def _points(*calls: Call, more: tuple[Point, ...] = ()) -> tuple[Point, ...]:
-    found = [Point(each, moment) for each in calls for moment in (Moment.BEFORE, Moment.AFTER)]
-    return (*found, *more)
-
-
-SCENARIOS: Final = {
-    "drain": Scenario(
-        kind="drain",
-        transform={"sql": PRICED},
-        table_from="priced",
-        sinks=(
-            {"from": "sent", "queue": TARGET},
-            {"from": "rejected", "deadLetter": "orders"},
-            {"from": "malformed", "deadLetter": "orders"},
-        ),
-        belongs={
-            "table": (Order.GOOD,),
-            "target": (Order.GOOD,),
-            "dead letters": (Order.FREE, Order.MALFORMED),
-        },
-        points=_points(
-            Call.PLAN, Call.PUBLISH, Call.REJECT, Call.SETTLE,
-            more=(
-                Point(Call.READ, Moment.DURING),
-                Point(Call.STAGE, Moment.DURING),
-                Point(Call.STAGE, Moment.AFTER),
-            ),
-        ),
-    ),
-    "capture": Scenario(
-        kind="tap",
-        transform=None,
-        table_from="orders",
-        sinks=(),
-        belongs={"table": tuple(Order)},
-        points=_points(Call.PLAN, Call.SETTLE, more=(Point(Call.READ, Moment.DURING),)),
-    ),
-}  # fmt: skip
 
 
 class Victim(Enum):
@@ -177,46 +104,50 @@ class Run:
 
     scenario: Scenario
     format: str
-    folder: Path
-    postgres: EmbeddedPostgres
-    broker: Broker
-    relay: Relay
+    bus: Bus
     driver: Driver
     record: Record = field(default_factory=Record)
     kills: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
+    checkpoints: Counter[str] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
-    for_table: int = 0
-    """How many orders that belong there were sent."""
-    rows: dict[str, int] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    under_way: set[int] = field(default_factory=set)
+    """First numbers of the sends that have no answer yet."""
+    sent_before: tuple[int, int] = (0, 0)
+    """Commits of the table, and how many orders were sent when they were seen first."""
     is_over: bool = False
     is_loaded: bool = True
+    disturbances: Iterator[Callable[[Run], None] | None] = field(
+        default_factory=lambda: itertools.cycle(DISTURBANCES)
+    )
     next_start: Callable[[], None] | None = None
     """What is done to the checkpoint before the driver starts again."""
-    must_refuse: bool = False
-    """The next start has an older checkpoint."""
+    refused_with: str | None = None
+    """Error of the next start, which has a checkpoint that it may not go on with."""
 
     @property
     def table(self) -> Path:
-        return self.folder / "table"
+        return self.bus.folder / "table"
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint"
+        return self.bus.folder / "checkpoint"
+
+    @property
+    def older(self) -> Path:
+        """A copy of the checkpoint of an earlier time."""
+        return self.bus.folder / "older"
+
+    @property
+    def newest(self) -> Path:
+        """The checkpoint while another one is in its place."""
+        return self.bus.folder / "newest"
 
     @property
     def document(self) -> Path:
-        return self.folder / "pipeline.yaml"
-
-    @property
-    def connection_file(self) -> Path:
-        return self.folder / "connection"
-
-    @property
-    def entry(self) -> CatalogTable:
-        """The table in its catalog, if it is one of Iceberg."""
-        return CatalogTable(f"sqlite:///{self.folder}/catalog/lake.db", "faults.table", None)
+        return self.bus.folder / "pipeline.yaml"
 
     @property
     def log(self) -> Path:
@@ -226,70 +157,45 @@ class Run:
     def commits(self) -> int:
         """Return how many batches the table has, and of Delta one more: it is made with none."""
         if self.format == "iceberg":
-            table = loaded(self.entry)
+            table = loaded(entry_of(self.bus.folder))
             return 0 if table is None else table.metadata.last_sequence_number
         return sum(1 for _ in self.log.glob("*.json"))
 
-    def in_table(self) -> int:
-        """Return how many rows are committed."""
-        if self.format == "iceberg":
-            table = loaded(self.entry)
-            snapshot = None if table is None else table.current_snapshot()
-            return 0 if snapshot is None else int(snapshot.summary["total-records"])
-        for file in self.log.glob("*.json"):
-            if file.name not in self.rows:
-                text = file.read_text()
-                counts = re.findall(r'"rows": (\d+)|numRecords\\": ?(\d+)', text)
-                self.rows[file.name] = sum(int(rows or records) for rows, records in counts)
-        return sum(self.rows.values())
+    def is_ahead(self) -> bool:
+        """Return whether the senders must wait for the pipeline, or for one another."""
+        sent, commits = len(self.record.sent), self.commits()
+        if commits != self.sent_before[0]:
+            self.sent_before = commits, sent
+        oldest = min(self.under_way, default=sent)
+        return sent > min(self.sent_before[1], oldest) + AHEAD
 
-    def group_client(self) -> GroupClient:
+    def group_clients(self) -> list[GroupClient]:
+        """Return a client of the group of each source."""
         given = {
-            "entity": SOURCE,
             "readerGroup": GROUP,
             "mode": self.scenario.kind,
-            "connectionStringFile": str(self.connection_file),
+            "connectionStringFile": str(self.bus.connection_file),
         }
-        return GroupClient(read_options(given))
+        return [
+            GroupClient(read_options(given | {"entity": each})) for each in self.scenario.sources
+        ]
 
 
 # --- preparing ----------------------------------------------------------------------------------
 
 
 def write_document(run: Run) -> None:
-    scenario = run.scenario
-    source: dict[str, object] = {
-        "name": "orders", "queue": SOURCE, "mode": scenario.kind, "readerGroup": GROUP,
-    }  # fmt: skip
-    if scenario.transform is not None:
-        source["body"] = {"json": "amount double"}
-    table: dict[str, object] = {"format": run.format, "path": str(run.table)}
-    if run.format == "iceberg":
-        table |= {"name": run.entry.name, "catalog": {"uri": run.entry.uri}}
-    spec = {
-        "sources": [source],
-        "transform": scenario.transform,
-        "sinks": [{"from": scenario.table_from, "table": table}, *scenario.sinks],
-        "trigger": {"continuous": "PT0.5S"},
-        "limits": {"maxMessagesPerTrigger": 1_000, "maxAttempts": 1_000},
-        "checkpoint": {"path": str(run.checkpoint)},
-    }
-    if scenario.transform is None:
-        del spec["transform"]
-    document = {
-        "apiVersion": "postbus.dev/v1alpha1",
-        "kind": "Pipeline",
-        "metadata": {"name": "kills"},
-        "spec": spec,
-    }
-    run.document.write_text(yaml.safe_dump(document))
+    table = table_of(run.format, run.bus.folder)
+    run.document.write_text(run.scenario.document(table=table, checkpoint=run.checkpoint))
 
 
-def make_group(run: Run) -> None:
-    credentials = load_credentials(str(run.connection_file))
-    target = f"/{SOURCE}/$bulk/groups/{GROUP}"
+def make_groups(run: Run) -> None:
+    credentials = load_credentials(str(run.bus.connection_file))
     body = {"kind": run.scenario.kind, "start": "earliest"}
-    call(Bus(credentials.base_url), "PUT", target, credentials.token("", time.time()), body)
+    for each in run.scenario.sources:
+        target = f"/{each}/$bulk/groups/{GROUP}"
+        token = credentials.token("", time.time())
+        call(BusAddress(credentials.base_url), "PUT", target, token, body)
 
 
 # --- clients of the bus -------------------------------------------------------------------------
@@ -297,45 +203,55 @@ def make_group(run: Run) -> None:
 
 async def send_forever(run: Run, sender: int) -> None:
     """Send batches of one session each; one whose answer is lost is unknown."""
-    numbers = itertools.count(1)
-    sessions = [f"s{each}" for each in range(sender, SESSIONS, 4)]
+    sessions = [f"s{each}" for each in range(sender, SESSIONS, SENDERS)]
+    source = run.scenario.sources[sender % len(run.scenario.sources)]
     while run.is_loaded:
         try:
-            async with client_of(run) as client, client.get_queue_sender(SOURCE) as queue:
+            async with client_of(run) as client, client.get_queue_sender(source) as queue:
                 while run.is_loaded:
-                    await send(run, queue.send_messages, random.choice(sessions), numbers)
-                    while run.in_table() < run.for_table - BACKLOG:
-                        await asyncio.sleep(0.5)
+                    while run.is_ahead():
+                        await asyncio.sleep(0.2)
+                    await send(run, queue.send_messages, random.choice(sessions))
                     await asyncio.sleep(0.3)
         except (ServiceBusError, OSError, ValueError):
             await asyncio.sleep(0.2)
 
 
-async def send(run: Run, send: Callable[..., object], session: str, numbers: Iterator[int]) -> None:
+async def send(run: Run, send: Callable[..., object], session: str) -> None:
     batch, entries = [], {}
-    for number in itertools.islice(numbers, random.randint(1, 40)):
+    for number in itertools.islice(run.numbers, random.randint(1, 40)):
         each = f"{session}-{number}"
         order = random.choices(list(Order), (20, 2, 1))[0]
         body = {
-            Order.GOOD: f'{{"amount": {number}}}',
+            Order.GOOD: good(number),
             Order.FREE: '{"note": "free"}',
             Order.MALFORMED: "no JSON",
         }[order]
         batch.append(ServiceBusMessage(body, message_id=each, session_id=session))
         entries[each] = Entry(order, Sent.UNKNOWN, session, number)
     run.record.sent |= entries
-    belongs = run.scenario.belongs["table"]
-    run.for_table += sum(entry.order in belongs for entry in entries.values())
-    await send(batch)  # type: ignore[misc]
+    first = min(entry.number for entry in entries.values())
+    run.under_way.add(first)
+    try:
+        await send(batch)  # type: ignore[misc]
+    finally:
+        run.under_way.remove(first)
     for each, entry in entries.items():
         run.record.sent[each] = Entry(entry.order, Sent.ACCEPTED, session, entry.number)
 
 
+def good(number: int) -> str:
+    """Return the body of a good order."""
+    placed = (FIRST + timedelta(seconds=number)).isoformat()
+    return f'{{"amount": {number}, "placed": "{placed}"}}'
+
+
 async def receive_forever(run: Run) -> None:
     """Complete what a tap reads beside."""
+    (source,) = run.scenario.sources
     while run.is_loaded:
         try:
-            async with client_of(run) as client, client.get_queue_receiver(SOURCE) as receiver:
+            async with client_of(run) as client, client.get_queue_receiver(source) as receiver:
                 while run.is_loaded:
                     for message in await receiver.receive_messages(100, max_wait_time=1):
                         await receiver.complete_message(message)
@@ -344,19 +260,21 @@ async def receive_forever(run: Run) -> None:
 
 
 def client_of(run: Run) -> ServiceBusClient:
-    return ServiceBusClient.from_connection_string(run.broker.connection_string, retry_total=0)
+    return ServiceBusClient.from_connection_string(run.bus.broker.connection_string, retry_total=0)
 
 
-async def peeked(run: Run, entity: str, sub_queue: ServiceBusSubQueue | None = None) -> list[str]:
-    """Return the ids of all messages that are left, by sequence number."""
-    found: list[str] = []
+async def peeked(
+    run: Run, entity: str, sub_queue: ServiceBusSubQueue | None = None
+) -> list[ServiceBusReceivedMessage]:
+    """Return all messages that are left, by sequence number."""
+    found: list[ServiceBusReceivedMessage] = []
     number = 1
     async with (
         client_of(run) as client,
         client.get_queue_receiver(entity, sub_queue=sub_queue) as receiver,
     ):
         while page := await receiver.peek_messages(500, sequence_number=number):
-            found += [str(message.message_id) for message in page]
+            found += page
             number = (page[-1].sequence_number or 0) + 1
     return found
 
@@ -373,11 +291,11 @@ async def supervise(run: Run) -> None:
             continue
         run.restarts[f"exit {code}"] += 1
         is_stopped = code in {int(ExitCode.STOPPED), int(ExitCode.CONFIGURATION)}
-        if run.must_refuse:
-            run.must_refuse = False
-            if not is_stopped or "StaleCheckpoint" not in run.driver.ended():
-                run.problems.append(f"an older checkpoint was taken (exit {code})")
-            run.next_start = partial(shutil.rmtree, run.checkpoint)
+        if run.refused_with is not None:
+            if not is_stopped or run.refused_with not in run.driver.ended():
+                run.problems.append(f"a checkpoint that is not the newest was taken (exit {code})")
+            run.refused_with = None
+            run.next_start = partial(_go_on, run)
         elif is_stopped:
             run.problems.append(f"the pipeline ended with {code}: {run.driver.ended()}")
             run.is_over = True
@@ -424,11 +342,22 @@ def name_of(step: Victim | Point) -> str:
     return str(step) if isinstance(step, Point) else step.value
 
 
+def ends_driver(step: Victim | Point, number: int) -> bool:
+    if isinstance(step, Point):
+        return not is_for_broker(number)
+    return step in {Victim.DRIVER, Victim.TABLE}
+
+
+def is_for_broker(number: int) -> bool:
+    """Return whether the broker is killed at a point, not the driver; points have even numbers."""
+    return number % 4 == 2
+
+
 async def take(run: Run, step: Victim | Point, number: int) -> None:
     """Kill; what was killed runs again when this returns."""
     match step:
         case Point():
-            await kill_at(run, step, is_broker=number % 4 == 2)
+            await kill_at(run, step, is_broker=is_for_broker(number))
         case Victim.DRIVER:
             await asyncio.sleep(random.random())
             run.driver.kill()
@@ -443,22 +372,22 @@ async def take(run: Run, step: Victim | Point, number: int) -> None:
                 return
         case Victim.BROKER:
             await asyncio.sleep(random.random())
-            run.broker.kill()
-            run.broker.start()
+            run.bus.broker.kill()
+            run.bus.broker.start()
         case Victim.POSTGRES:
             await asyncio.sleep(random.random())
-            os.kill(run.postgres.pid, signal.SIGKILL)
-            await asyncio.to_thread(run.postgres.restart)
+            os.kill(run.bus.postgres.pid, signal.SIGKILL)
+            await asyncio.to_thread(run.bus.postgres.restart)
         case Victim.RIVAL:
             await take_over(run)
     run.kills[name_of(step)] += 1
-    await wait_for_port(run.broker.port)
+    await wait_for_port(run.bus.broker.port)
 
 
 async def kill_at(run: Run, point: Point, *, is_broker: bool) -> None:
     """Kill driver or broker at a point of a batch."""
-    kill = run.broker.kill if is_broker else run.driver.kill
-    trap = run.relay.trap = Trap(point, random.randint(1, 3), kill)
+    kill = run.bus.broker.kill if is_broker else run.driver.kill
+    trap = run.bus.relay.trap = Trap(point, random.randint(1, 3), kill)
     try:
         async with asyncio.timeout(CATCH_S):
             await trap.sprung.wait()
@@ -466,9 +395,9 @@ async def kill_at(run: Run, point: Point, *, is_broker: bool) -> None:
         run.missed[str(point)] += 1
         kill()
     finally:
-        run.relay.trap = None
+        run.bus.relay.trap = None
     if is_broker:
-        run.broker.start()
+        run.bus.broker.start()
 
 
 async def take_over(run: Run) -> None:
@@ -486,28 +415,62 @@ async def take_over(run: Run) -> None:
         run.problems.append("a driver ended in order although another one has claimed its group")
 
 
-def disturb_checkpoint(run: Run, number: int) -> None:
-    """Lose the checkpoint before the next start of the driver, keep a copy, or bring it back."""
-    older = run.folder / "older"
-    match number % 6:
-        case 1:
-            run.next_start = partial(shutil.rmtree, run.checkpoint, ignore_errors=True)
-        case 3:
-            run.next_start = partial(_copy, run.checkpoint, older)
-        case 5 if older.exists() and last_batch(older) is not None:
-
-            def restore() -> None:
-                shutil.rmtree(run.checkpoint, ignore_errors=True)
-                older.rename(run.checkpoint)
-                run.must_refuse = True
-
-            run.next_start = restore
+def disturb_checkpoint(run: Run) -> None:
+    """Lose the checkpoint before the next start of the driver, or put another one in its place."""
+    found = next(run.disturbances)
+    if found is not None:
+        run.next_start = partial(found, run)
 
 
-def _copy(folder: Path, target: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(folder, target)
+def lose(run: Run) -> None:
+    """Remove the checkpoint. With state it must be missed."""
+    if run.scenario.has_state:
+        _put_aside(run, "StateLost", "lost")
+    else:
+        shutil.rmtree(run.checkpoint)
+        run.checkpoints["lost"] += 1
+
+
+def keep(run: Run) -> None:
+    """Copy the checkpoint, for a later start."""
+    shutil.rmtree(run.older, ignore_errors=True)
+    shutil.copytree(run.checkpoint, run.older)
+
+
+def bring_back(run: Run) -> None:
+    """Put the older checkpoint in the place of the newest."""
+    error = "StateLost" if run.scenario.has_state else "StaleCheckpoint"
+    _put_aside(run, error, "of earlier")
+    run.older.rename(run.checkpoint)
+
+
+def take_foreign(run: Run) -> None:
+    """Put the checkpoint of another queue's pipeline in the place of the newest."""
+    _put_aside(run, "InvalidOffset", "of another pipeline")
+    shutil.copytree(run.newest, run.checkpoint, ignore=shutil.ignore_patterns(".*.crc"))
+    for file in (run.checkpoint / "offsets").iterdir():
+        text = file.read_text()
+        for each in run.scenario.sources:
+            text = text.replace(f'"{each}"', f'"not-{each}"')
+        file.write_text(text)
+
+
+DISTURBANCES = (None, lose, keep, take_foreign, bring_back)
+
+
+def _put_aside(run: Run, error: str, name: str) -> None:
+    """Move the newest checkpoint away; the start without it must be refused with an error."""
+    shutil.rmtree(run.newest, ignore_errors=True)
+    run.checkpoint.rename(run.newest)
+    run.refused_with = error
+    run.checkpoints[name] += 1
+
+
+def _go_on(run: Run) -> None:
+    """After a refusal, take the newest checkpoint; without state an empty one does as well."""
+    shutil.rmtree(run.checkpoint, ignore_errors=True)
+    if run.scenario.has_state:
+        run.newest.rename(run.checkpoint)
 
 
 async def kill_under_load(run: Run, count: int, *, has_executors: bool) -> None:
@@ -517,8 +480,8 @@ async def kill_under_load(run: Run, count: int, *, has_executors: bool) -> None:
     for number, step in enumerate(itertools.islice(steps, count)):
         if run.is_over:
             return
-        if step is not Victim.RIVAL:
-            disturb_checkpoint(run, number)
+        if ends_driver(step, number):
+            disturb_checkpoint(run)
         await take(run, step, number)
         took_s = time.monotonic() - began_s
         print(
@@ -536,23 +499,14 @@ async def kill_under_load(run: Run, count: int, *, has_executors: bool) -> None:
 async def run_kills(options: argparse.Namespace, folder: Path) -> Run:
     """Drive the load, kill the requested number of times, catch up and check."""
     random.seed(options.seed)
-    postgres = EmbeddedPostgres(folder / "postgres")
-    await asyncio.to_thread(postgres.start)
-    broker = Broker(folder, postgres.dsn, options.broker.split(), MANIFESTS)
-    broker.start()
-    await wait_for_port(broker.port)
-    async with relay_to(broker.port) as relay:
-        connection_file = folder / "connection"
-        through = broker.connection_string.replace(f":{broker.port};", f":{relay.port};")
-        connection_file.write_text(through)
+    async with bus_of(folder, options.broker, MANIFESTS) as bus:
         driver = Driver(
-            folder / "pipeline.yaml", connection_file, options.pipeline.split(),
+            folder / "pipeline.yaml", bus.connection_file, options.pipeline.split(),
             has_executors=options.executors,
         )  # fmt: skip
-        scenario = SCENARIOS[options.scenario]
-        run = Run(scenario, options.format, folder, postgres, broker, relay, driver)
+        run = Run(SCENARIOS[options.scenario], options.format, bus, driver)
         write_document(run)
-        await asyncio.to_thread(make_group, run)
+        await asyncio.to_thread(make_groups, run)
         driver.start()
         try:
             await load(run, options)
@@ -560,14 +514,12 @@ async def run_kills(options: argparse.Namespace, folder: Path) -> Run:
             run.is_over = True
             if driver.process.poll() is None:
                 driver.kill()
-            await asyncio.to_thread(broker.stop)
-            await asyncio.to_thread(postgres.stop)
     return run
 
 
 async def load(run: Run, options: argparse.Namespace) -> None:
     async with asyncio.TaskGroup() as tasks:
-        clients = [tasks.create_task(send_forever(run, number)) for number in range(4)]
+        clients = [tasks.create_task(send_forever(run, number)) for number in range(SENDERS)]
         if run.scenario.kind == "tap":
             clients.append(tasks.create_task(receive_forever(run)))
         supervisor = tasks.create_task(supervise(run))
@@ -581,6 +533,7 @@ async def load(run: Run, options: argparse.Namespace) -> None:
             each.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
         if not run.is_over:
+            await end_windows(run)
             await catch_up(run)
         run.is_over = True
         if run.driver.process.poll() is None:
@@ -592,83 +545,112 @@ async def load(run: Run, options: argparse.Namespace) -> None:
     await collect(run)
 
 
+async def end_windows(run: Run) -> None:
+    """Complete all windows with later orders, which stay in the state, and wait for the last."""
+    if not run.scenario.has_state:
+        return
+    body = good(next(run.numbers) + 10 * DELAY_S)
+    async with client_of(run) as client:
+        for source in run.scenario.sources:
+            async with client.get_queue_sender(source) as sender:
+                await sender.send_messages(ServiceBusMessage(body, message_id="later"))
+    accepted = [
+        (entry.number, each)
+        for each, entry in run.record.sent.items()
+        if entry.order is Order.GOOD and entry.result is Sent.ACCEPTED
+    ]
+    _, last = max(accepted)
+    try:
+        async with asyncio.timeout(PROGRESS_S):
+            while last not in await asyncio.to_thread(in_table, run):
+                await progress(run)
+    except TimeoutError:
+        run.problems.append(f"the window of {last} was not completed")
+
+
 async def catch_up(run: Run) -> None:
-    client = run.group_client()
     commits, since_s = run.commits(), time.monotonic()
-    while not await asyncio.to_thread(has_caught_up, client):
-        if run.commits() > commits:
-            commits, since_s = run.commits(), time.monotonic()
-        if time.monotonic() > since_s + PROGRESS_S:
-            run.problems.append("the pipeline does not catch up")
-            return
-        await asyncio.sleep(0.5)
+    for client in run.group_clients():
+        while not await asyncio.to_thread(has_caught_up, client):
+            if run.commits() > commits:
+                commits, since_s = run.commits(), time.monotonic()
+            if time.monotonic() > since_s + PROGRESS_S:
+                run.problems.append("the pipeline does not catch up")
+                return
+            await asyncio.sleep(0.5)
+
+
+def in_table(run: Run) -> list[str]:
+    """Return the ids of all orders in the table."""
+    column = run.scenario.ids
+    rows: pa.Table
+    if run.format == "delta":
+        rows = deltalake.DeltaTable(run.table).to_pyarrow_table(columns=[column])
+    elif run.format == "iceberg":
+        rows = loaded(entry_of(run.bus.folder)).scan(selected_fields=(column,)).to_arrow()
+    else:
+        dataset = ds.dataset(run.table, partitioning="hive")
+        if column not in dataset.schema.names:
+            return []  # no file yet
+        rows = dataset.to_table(columns=[column])
+    return parted(rows[column].to_pylist())
+
+
+def parted(texts: Iterable[object]) -> list[str]:
+    """Return the ids of texts that have several."""
+    return [each for text in texts for each in str(text).split(",")]
 
 
 async def collect(run: Run) -> None:
     """Read what the pipeline has made, and check it."""
-    places: dict[str, list[str]] = {}
-    if run.format == "delta":
-        table = deltalake.DeltaTable(run.table).to_pyarrow_table(columns=["message_id"])
-    elif run.format == "iceberg":
-        table = loaded(run.entry).scan(selected_fields=("message_id",)).to_arrow()
-    else:
-        table = ds.dataset(run.table, partitioning="hive").to_table(columns=["message_id"])
-    places["table"] = [str(each) for each in table["message_id"].to_pylist()]
+    places = {"table": in_table(run)}
     if run.scenario.kind == "drain":
-        places["target"] = await peeked(run, TARGET)
-        places["dead letters"] = await peeked(run, SOURCE, ServiceBusSubQueue.DEAD_LETTER)
-        if left := await peeked(run, SOURCE):
-            run.problems.append(f"{len(left)} orders are left, such as {left[0]}")
+        sent = await peeked(run, TARGET)
+        places["target"] = parted(
+            str(each) if run.scenario.has_state else each.message_id for each in sent
+        )
+        places["dead letters"] = []
+        for source in run.scenario.sources:
+            letters = await peeked(run, source, ServiceBusSubQueue.DEAD_LETTER)
+            places["dead letters"] += [str(each.message_id) for each in letters]
+            if left := await peeked(run, source):
+                run.problems.append(f"{len(left)} orders are left, such as {left[0].message_id}")
     run.record.places = places
-    ordered = ["target"] if "target" in places else []
+    ordered = ["target"] if "target" in places and not run.scenario.has_state else []
     run.problems += check(run.record, run.scenario.belongs, ordered)
     for each in tables_of(read_pipeline(run.document)).values():
         run.problems += each.verified().problems
     run.problems += [
         f"{entry['message']}: {entry.get('error', '')[-2_000:]}"
-        for entry in run.broker.logged()
+        for entry in run.bus.broker.logged()
         if entry.get("level") == "error"
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__, 48, EXAMPLES)
+    add_pipeline(parser)
     parser.add_argument("--scenario", choices=SCENARIOS, default="drain")
     parser.add_argument("--format", choices=("parquet", "delta", "iceberg"), default="parquet")
-    parser.add_argument("--kills", type=int, default=48, help="number of kills (default: 48)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of choices (default: 1)")
     parser.add_argument(
         "--executors", action="store_true", help="let two executors of Spark do the work"
     )
-    parser.add_argument("--broker", default="-m postbus", help="program to run as the broker")
-    parser.add_argument(
-        "--pipeline", default="-m postbus_spark.jobs.main", help="program to run as the pipeline"
-    )
-    options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients log each lost connection
-        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     began = time.time()
-    with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
-        run = asyncio.run(run_kills(options, Path(folder)))
-    _report(run, time.time() - began)
-    return 1 if run.problems else 0
-
-
-def _report(run: Run, took_s: float) -> None:
-    print(f"kills {run.kills.total()}, {timedelta(seconds=round(took_s))}")
-    for name, counts in (("", run.kills), ("missed: ", run.missed), ("driver: ", run.restarts)):
-        for each, count in sorted(counts.items()):
-            print(f"  {name}{each} {count}")
+    run = run_program(run_kills, parser.parse_args())
     sent = Counter(entry.result.value for entry in run.record.sent.values())
     found = ", ".join(f"{len(ids)} in {place}" for place, ids in run.record.places.items())
-    print(f"{sent['accepted']} accepted, {sent['unknown']} unknown, {found}")
-    print(f"violations {len(run.problems)}")
-    for problem in run.problems[:20]:
-        print(problem)
+    took = timedelta(seconds=round(time.time() - began))
+    return report(
+        f"kills {run.kills.total()}, {took}, {sent['accepted']} accepted,"
+        f" {sent['unknown']} unknown, {found}",
+        {
+            "": run.kills,
+            "missed: ": run.missed,
+            "checkpoint ": run.checkpoints,
+            "driver: ": run.restarts,
+        },
+        run.problems,
+    )
 
 
 if __name__ == "__main__":

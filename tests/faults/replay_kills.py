@@ -10,27 +10,33 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import logging
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import yaml
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient
 
-from postbus.process.embedded import EmbeddedPostgres
 from postbus_spark.jobs.failures import ExitCode
-from tests.faults.pipeline_calls import Call, Moment, Point, Relay, Trap, relay_to
+from tests.faults.kill_programs import (
+    Bus,
+    add_pipeline,
+    bus_of,
+    manifests,
+    parser_of,
+    report,
+    run_program,
+)
+from tests.faults.pipeline_calls import Call, Moment, Point, Trap
 from tests.faults.pipeline_driver import WORKER, Driver
-from tests.faults.victims import KEY, Broker, wait_for_port
+from tests.faults.pipeline_scenarios import document_of
+from tests.faults.victims import wait_for_port
 
 SOURCE, TARGET = "orders", "again"
 SESSIONS = 20
@@ -38,30 +44,7 @@ RATE = 500
 ROUND_S = 900.0
 """Longest time of a round with its starts of Spark."""
 
-MANIFESTS = f"""apiVersion: v1
-kind: Secret
-metadata: {{name: root-key}}
-stringData: {{primaryKey: {KEY}}}
----
-apiVersion: postbus.dev/v1alpha1
-kind: Namespace
-metadata: {{name: faults}}
-spec:
-  sku: {{name: Premium}}
-  premiumMessagingPartitions: 2
-  authorizationRules:
-    - {{name: RootManageSharedAccessKey, rights: [Manage], secretName: root-key}}
----
-apiVersion: postbus.dev/v1alpha1
-kind: Queue
-metadata: {{name: {SOURCE}}}
-spec: {{owner: {{name: faults}}, operatorSpec: {{history: {{retention: P1D}}}}}}
----
-apiVersion: postbus.dev/v1alpha1
-kind: Queue
-metadata: {{name: {TARGET}}}
-spec: {{owner: {{name: faults}}}}
-"""
+MANIFESTS = manifests([f"{SOURCE}: operatorSpec: {{history: {{retention: P1D}}}}", TARGET])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +83,7 @@ KILLS: Final = (
 class Run:
     """The state of a run. `sent`: the ids of each session in their order."""
 
-    folder: Path
-    postgres: EmbeddedPostgres
-    broker: Broker
-    relay: Relay
+    bus: Bus
     driver: Driver
     sent: dict[str, list[str]] = field(default_factory=dict)
     exits: Counter[str] = field(default_factory=Counter)
@@ -115,24 +95,18 @@ class Run:
         return sum(map(len, self.sent.values()))
 
     def client(self) -> ServiceBusClient:
-        return ServiceBusClient.from_connection_string(self.broker.connection_string)
+        return ServiceBusClient.from_connection_string(self.bus.broker.connection_string)
 
 
 def write_document(run: Run, name: str) -> None:
     query = f"select body, session_id, concat('{name}-', message_id) as message_id from orders"
-    spec = {
+    spec: dict[str, object] = {
         "sources": [{"name": "orders", "queue": SOURCE, "mode": "history"}],
         "transform": {"sql": {"again": query}},
         "sinks": [{"from": "again", "queue": TARGET, "rate": RATE}],
         "trigger": {"once": True},
     }
-    document = {
-        "apiVersion": "postbus.dev/v1alpha1",
-        "kind": "Pipeline",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
-    (run.folder / "pipeline.yaml").write_text(yaml.safe_dump(document))
+    (run.bus.folder / "pipeline.yaml").write_text(document_of(name, spec))
 
 
 async def send_orders(run: Run, count: int) -> None:
@@ -160,14 +134,14 @@ async def play(run: Run, name: str, kill: Kill) -> None:
     """Replay once with a kill, and check what has arrived."""
     write_document(run, name)
     loop = asyncio.get_running_loop()
-    trap = run.relay.trap = Trap(kill.point, kill.count, lambda: fell(run, kill, loop))
+    trap = run.bus.relay.trap = Trap(kill.point, kill.count, lambda: fell(run, kill, loop))
     run.driver.start()
     async with asyncio.timeout(ROUND_S):
         await end(run)
-    run.relay.trap = None
+    run.bus.relay.trap = None
     if not trap.sprung.is_set():
         run.missed[str(kill)] += 1
-    await wait_for_port(run.broker.port)
+    await wait_for_port(run.bus.broker.port)
     found = await arrived(run, name)
     run.problems += [f"{name}, {kill}: {each}" for each in check(run, name, found)]
 
@@ -180,11 +154,11 @@ def fell(run: Run, kill: Kill, loop: asyncio.AbstractEventLoop) -> None:
         case "Python worker":
             run.driver.kill_below(WORKER)
         case "broker":
-            run.broker.kill()
-            run.broker.start()
+            run.bus.broker.kill()
+            run.bus.broker.start()
         case "Postgres":
-            os.kill(run.postgres.pid, signal.SIGKILL)
-            loop.run_in_executor(None, run.postgres.restart)
+            os.kill(run.bus.postgres.pid, signal.SIGKILL)
+            loop.run_in_executor(None, run.bus.postgres.restart)
 
 
 async def end(run: Run) -> None:
@@ -235,17 +209,10 @@ def check(run: Run, name: str, found: list[ServiceBusReceivedMessage]) -> list[s
 async def run_kills(options: argparse.Namespace, folder: Path) -> Run:
     random.seed(options.seed)
     kills = random.sample(KILLS, len(KILLS))
-    postgres = EmbeddedPostgres(folder / "postgres")
-    await asyncio.to_thread(postgres.start)
-    broker = Broker(folder, postgres.dsn, ["-m", "postbus"], MANIFESTS)
-    broker.start()
-    await wait_for_port(broker.port)
-    async with relay_to(broker.port) as relay:
-        file = folder / "connection"
-        file.write_text(broker.connection_string.replace(f":{broker.port};", f":{relay.port};"))
-        program = options.pipeline.split()
-        driver = Driver(folder / "pipeline.yaml", file, program, has_executors=False)
-        run = Run(folder, postgres, broker, relay, driver)
+    async with bus_of(folder, options.broker, MANIFESTS) as bus:
+        document, program = folder / "pipeline.yaml", options.pipeline.split()
+        driver = Driver(document, bus.connection_file, program, has_executors=False)
+        run = Run(bus, driver)
         try:
             await send_orders(run, options.messages)
             for number, kill in enumerate(itertools.islice(itertools.cycle(kills), options.kills)):
@@ -258,32 +225,20 @@ async def run_kills(options: argparse.Namespace, folder: Path) -> Run:
         finally:
             if hasattr(driver, "process") and driver.process.poll() is None:
                 driver.kill()
-            await asyncio.to_thread(broker.stop)
-            await asyncio.to_thread(postgres.stop)
     return run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=len(KILLS), help="number of kills")
+    parser = parser_of(__doc__, len(KILLS))
+    add_pipeline(parser)
     parser.add_argument("--messages", type=int, default=4_000, help="messages of a replay")
-    parser.add_argument("--seed", type=int, default=1, help="seed of choices (default: 1)")
-    parser.add_argument(
-        "--pipeline", default="-m postbus_spark.jobs.main", help="program to run as the pipeline"
-    )
     options = parser.parse_args()
-    for noisy in ("azure", "asyncio"):  # clients log each lost connection
-        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
-    with tempfile.TemporaryDirectory(prefix="postbus-replay-") as folder:
-        run = asyncio.run(run_kills(options, Path(folder)))
-    print(f"kills {options.kills}, {run.count} messages each")
-    for name, counts in (("missed: ", run.missed), ("driver: ", run.exits)):
-        for each, count in sorted(counts.items()):
-            print(f"  {name}{each} {count}")
-    print(f"violations {len(run.problems)}")
-    for problem in run.problems[:20]:
-        print(problem)
-    return 1 if run.problems else 0
+    run = run_program(run_kills, options)
+    return report(
+        f"kills {options.kills}, {run.count} messages each",
+        {"missed: ": run.missed, "driver: ": run.exits},
+        run.problems,
+    )
 
 
 if __name__ == "__main__":
