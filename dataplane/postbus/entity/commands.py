@@ -598,7 +598,8 @@ class Arrive(Expects[Arrived]):
 
     `numbers` rise and belong to `messages`; numbers at or below the last one stored from that
     source are skipped. Stops before the first message that is refused. `resent`: numbers of
-    messages that were resent by an operator.
+    messages that were resent by an operator. `after`: a number of that source which must be stored
+    already: else the command before was refused, and nothing is stored.
     """
 
     source_partition: int
@@ -606,6 +607,7 @@ class Arrive(Expects[Arrived]):
     numbers: list[int]
     messages: list[Envelope]
     resent: frozenset[int] = frozenset()
+    after: int = 0
 
 
 @dataclass(slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from postbus.broker.address import Address
 from postbus.broker.partition.host import Host
-from postbus.broker.partition.publisher import CHUNK_MESSAGES, Publisher
+from postbus.broker.partition.publisher import CHUNK_MESSAGES, SENDING_CHUNKS, Publisher
 from postbus.broker.partition.shipper import ForwardDestination
 from postbus.contract.entities import QueueProperties
-from postbus.entity.commands import Arrive, Refusal, Refused
+from postbus.entity.commands import Arrive, PeekedMessage, Refusal, Refused
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from postbus.store.publishing import PublishingStore, WriterState
@@ -34,7 +34,7 @@ class Wire:
     """The way to a host, on which the n-th answer can be lost or a command be refused."""
 
     def __init__(self, host: Host) -> None:
-        self.host = host
+        self.pass_on: Callable[[Any], Awaitable[Any]] = host.call
         self.count = 0
         self.lost: set[int] = set()
         self.refused: dict[int, Refused] = {}
@@ -43,11 +43,12 @@ class Wire:
     async def call(self, command: Any) -> Any:
         assert isinstance(command, Arrive)
         self.count += 1
+        number = self.count
         self.sizes.append(len(command.messages))
-        if self.count in self.refused:
-            return self.refused[self.count]
-        reply = await self.host.call(command)
-        return Refused(Refusal.UNKNOWN) if self.count in self.lost else reply
+        if number in self.refused:
+            return self.refused[number]
+        reply = await self.pass_on(command)
+        return Refused(Refusal.UNKNOWN) if number in self.lost else reply
 
 
 class Clock:
@@ -69,7 +70,13 @@ class Clock:
 class Rig:
     """A publisher beside the partition's own, which is not asked."""
 
-    def __init__(self, bus: Bus, store: Store, find: Callable[[int], Any] | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        find: Callable[[int], Any] | None = None,
+        others: Sequence[Wire] = (),
+    ) -> None:
         self.bus = bus
         self.address: Address = bus.address("q")
         self.host = bus.hosts[0]
@@ -79,7 +86,7 @@ class Rig:
         self.publisher = Publisher(
             self.host,
             self.store,
-            [self.wire],
+            [self.wire, *others],
             find or (lambda number: ForwardDestination(number, 0, False, False)),
             self.time.sleep,
             lambda: self.time.now_s,
@@ -110,11 +117,18 @@ class Rig:
         await self.publisher.refresh()
         batch = self.publisher.batch(self.address.entity_no, writer)
         assert batch is not None
-        async with asyncio.timeout(30):
-            await batch.done.wait()
+        try:
+            async with asyncio.timeout(30):
+                await batch.done.wait()
+        except TimeoutError:
+            self.publisher.drop()  # the bus waits for it
+            raise
 
     async def bodies(self) -> list[int]:
-        return [int(each.envelope.body[8:]) for each in await self.bus.peek_all(self.address)]
+        found: list[PeekedMessage] = []
+        while page := await self.bus.peek(self.address, found[-1].sequence + 1 if found else 0):
+            found += page
+        return [int(each.envelope.body[8:]) for each in found]
 
 
 async def test_messages_whose_answers_are_lost_arrive_once(bus: Bus, store: Store) -> None:
@@ -140,8 +154,9 @@ async def test_batch_begins_again_at_its_first_stage_and_skips_what_arrived(
     stopped = asyncio.Event()
 
     async def stop_after_the_first(command: Any) -> Any:
-        await rig.host.call(command)
-        stopped.set()
+        if len(command.numbers) == CHUNK_MESSAGES:
+            await rig.host.call(command)
+            stopped.set()
         await asyncio.Event().wait()
 
     rig.wire.call = stop_after_the_first  # type: ignore[method-assign]
@@ -152,6 +167,135 @@ async def test_batch_begins_again_at_its_first_stage_and_skips_what_arrived(
     again = Rig(bus, store)
     await again.sent()
     assert await again.bodies() == list(range(300))
+
+
+async def test_chunk_is_sent_while_the_one_before_is_committed(bus: Bus, store: Store) -> None:
+    rig = Rig(bus, store)
+    await rig.stage(1, 0, 5 * CHUNK_MESSAGES)
+    await rig.publish(1, 1)
+    under_way, most = 0, 0
+
+    async def call(command: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await rig.host.call(command)
+        finally:
+            under_way -= 1
+
+    rig.wire.pass_on = call
+    await rig.sent()
+    assert most == SENDING_CHUNKS
+    assert await rig.bodies() == list(range(5 * CHUNK_MESSAGES))
+
+
+@pytest.mark.parametrize("refused", range(1, 5))
+@pytest.mark.parametrize("detail", ["", "full"])
+async def test_chunk_behind_a_refused_one_is_sent_again_after_it(
+    bus: Bus, store: Store, refused: int, detail: str
+) -> None:
+    rig = Rig(bus, store)
+    await rig.stage(1, 0, 4 * CHUNK_MESSAGES)
+    await rig.publish(1, 1)
+    rig.wire.refused = {refused: Refused(Refusal.QUOTA_EXCEEDED, detail)}
+    await rig.sent()
+    assert await rig.bodies() == list(range(4 * CHUNK_MESSAGES))
+
+
+async def test_chunk_waits_for_the_one_before_also_when_an_earlier_one_is_repeated(
+    bus: Bus, store: Store
+) -> None:
+    rig = Rig(bus, store)
+    await rig.stage(1, 0, 3 * CHUNK_MESSAGES)
+    await rig.publish(1, 1)
+    third_was_sent = asyncio.Event()
+
+    async def refuse_the_second_late(command: Any) -> Any:
+        call = rig.wire.count
+        if call == 2:
+            await third_was_sent.wait()
+            return Refused(Refusal.BUSY)
+        reply = await rig.host.call(command)
+        if call == 4:
+            third_was_sent.set()
+        return reply
+
+    rig.wire.lost = {1}
+    rig.wire.pass_on = refuse_the_second_late
+    await rig.sent()
+    assert await rig.bodies() == list(range(3 * CHUNK_MESSAGES))
+
+
+async def test_chunk_that_arrives_in_part_is_completed_before_the_next_one(
+    bus: Bus, store: Store
+) -> None:
+    rig = Rig(bus, store)
+    await rig.stage(1, 0, 2 * CHUNK_MESSAGES)
+    await rig.publish(1, 1)
+
+    async def cut_the_first(command: Any) -> Any:
+        if len(rig.wire.sizes) == 1:
+            del command.numbers[100:], command.messages[100:]
+        return await rig.host.call(command)
+
+    rig.wire.pass_on = cut_the_first
+    await rig.sent()
+    assert rig.wire.sizes == [256, 256, 156, 256]
+    assert await rig.bodies() == list(range(2 * CHUNK_MESSAGES))
+
+
+async def test_failed_chunk_ends_the_one_behind_it(bus: Bus, store: Store) -> None:
+    rig = Rig(bus, store)
+    await rig.stage(1, 0, 3 * CHUNK_MESSAGES)
+    await rig.publish(1, 1)
+    failures = [RuntimeError("broken")]
+
+    async def fail_once(command: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await rig.host.call(command)
+
+    rig.wire.pass_on = fail_once
+    await rig.sent()
+    assert await rig.bodies() == list(range(3 * CHUNK_MESSAGES))
+
+
+async def test_chunks_for_several_partitions_arrive_once(store: Store) -> None:
+    count = 8 * CHUNK_MESSAGES
+    async with running(store, partition_count=2, clock=manual_clock()) as bus:
+        await bus.load()
+        await bus.put_spread_queue()
+        other = Wire(bus.hosts[1])
+        place = ForwardDestination(bus.address("q").entity_no, 0, True, False)
+        rig = Rig(bus, store, lambda _: place, [other])
+        await rig.stage(1, 0, count)
+        await rig.publish(1, 1)
+        rig.wire.refused = {2: Refused(Refusal.BUSY), 7: Refused(Refusal.BUSY)}
+        other.refused = {1: Refused(Refusal.BUSY), 6: Refused(Refusal.BUSY)}
+        await rig.sent()
+        assert sorted(await rig.bodies()) == list(range(count))
+        assert min(len(wire.sizes) for wire in (rig.wire, other)) > 8
+
+
+async def test_one_chunk_at_a_time_is_sent_where_the_second_one_is_too_early(
+    bus: Bus, store: Store
+) -> None:
+    rig = Rig(bus, store)
+    await rig.stage(1, 0, 6 * CHUNK_MESSAGES)
+    await rig.publish(1, 1)
+    lock = asyncio.Lock()
+
+    async def refuse_the_second(command: Any) -> Any:
+        if lock.locked():
+            return Refused(Refusal.BUSY)
+        async with lock:
+            return await rig.host.call(command)
+
+    rig.wire.pass_on = refuse_the_second
+    await rig.sent()
+    assert len(rig.wire.sizes) == 7
+    assert await rig.bodies() == list(range(6 * CHUNK_MESSAGES))
 
 
 async def test_rate_is_kept_from_the_first_chunk_on(bus: Bus, store: Store) -> None:

@@ -31,6 +31,23 @@ def test_too_many_copies_for_one_commit_come_in_several(monkeypatch: pytest.Monk
     assert names(rig, ONE) == [f"m{number}" for number in numbers]
 
 
+def test_messages_are_not_stored_before_those_that_they_follow() -> None:
+    rig = Rig()
+    behind = Arrive(SOURCE, QUEUE, [3, 4], [message("m3"), message("m4")], after=2)
+    early = rig.apply(behind)
+    assert isinstance(early, Arrived)
+    assert early.count == 0
+    assert early.refused is not None
+    assert early.refused.refusal is Refusal.BUSY
+    first = Arrive(SOURCE, QUEUE, [1, 2], [message("m1"), message("m2")])
+    assert rig.apply(first) == Arrived(2)
+    assert rig.apply(behind) == Arrived(2)
+    assert rig.apply(behind) == Arrived(2)
+    rig.consumer("A", mode=DELETE)
+    rig.demand("A", 100)
+    assert len(rig.inbox("A")) == 4
+
+
 def test_immediate_delivery_frees_quota_for_the_next_arrival() -> None:
     rig = Rig()
     entity = rig.state.entities.get(QUEUE)

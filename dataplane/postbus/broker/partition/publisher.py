@@ -2,9 +2,10 @@
 
 A published batch lies in the home partition of its entity until it has arrived. It is sent in
 chunks, in the order of its numbers, as an outbox sends: the partitions of the entity remember the
-last number, so that a repeated message is stored once. A target that is full, disabled or
-unavailable is waited for. Nothing here is durable; after a reload of the partition the rest of each
-batch is sent from its first stage on.
+last number, so that a repeated message is stored once. A chunk is sent while the one before is
+committed, and stored only after it. A target that is full, disabled or unavailable is waited for.
+Nothing here is durable; after a reload of the partition the rest of each batch is sent from its
+first stage on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import zip_longest
 from typing import Final, Protocol
 
@@ -225,20 +235,39 @@ class Publisher:
             batch.arrived -= stage.message_count
 
     async def _send_stage(self, batch: SentBatch, stage: Stage, data: bytes, pace: _Pace) -> None:
+        """Send a stage, with two chunks on their way unless there is a rate or one was refused."""
+        line = _Line(is_short=pace.is_limited)
         first = stage.first_number
-        for messages in _chunks(split_sequence(data), pace.chunk_messages):
-            await pace.wait()
-            await self._send_chunk(batch, first, messages)
-            pace.sent(len(messages))
-            first += len(messages)
-            batch.arrived += len(messages)
-            batch.waits_for = ""
+        try:
+            for messages in _chunks(split_sequence(data), pace.chunk_messages):
+                await pace.wait()
+                chunk = self._send_chunk(batch, first, messages, line.last, line)
+                await line.add(asyncio.create_task(chunk))
+                pace.sent(len(messages))
+                first += len(messages)
+            await line.end()
+        finally:
+            await line.cancel()
 
-    async def _send_chunk(self, batch: SentBatch, first: int, messages: Sequence[bytes]) -> None:
-        """Send messages with numbers from `first` on until all have arrived."""
+    async def _send_chunk(
+        self,
+        batch: SentBatch,
+        first: int,
+        messages: Sequence[bytes],
+        before: asyncio.Task[None] | None,
+        line: _Line,
+    ) -> None:
+        """Send messages with numbers from `first` on until all have arrived.
+
+        `before`: the chunk before, if it may be on its way. Where that has not arrived this one is
+        refused, and sent again after it.
+        """
         left = dict(enumerate(messages, first))
         backoff = Backoff()
         while left:
+            if before is not None and before.done():
+                before.result()  # raises if it failed
+                before = None
             target = self._find(batch.publication.entity_no)
             if target is None:
                 raise StoreUnavailable("the entity is deleted")
@@ -247,6 +276,8 @@ class Publisher:
             numbers = list(left)
             count = len(self._destinations)
             places = split([target.partition_of(n, decoded[n], count) for n in numbers])
+            after = {} if before is None else dict(line.last_numbers)
+            line.note({place: numbers[part[-1]] for place, part in places.items()})
             async with self._turns:
                 refused = await asyncio.gather(
                     *(
@@ -254,28 +285,37 @@ class Publisher:
                             partition_id,
                             batch.publication,
                             {numbers[at]: decoded[numbers[at]] for at in part},
+                            after.get(partition_id, 0),
                             left,
                         )
                         for partition_id, part in places.items()
                     )
                 )
+            if left and before is not None:
+                line.is_short = True
+                await before
+                continue
             waits_for = next((each for each in refused if each is not None), None)
             if len(left) < len(numbers):
                 backoff.reset()
             elif waits_for is not None:
                 batch.waits_for = f"{waits_for.refusal.value}: {waits_for.detail}".rstrip(": ")
                 await self._sleep(backoff.next_s())
+        batch.arrived += len(messages)
+        batch.waits_for = ""
 
     async def _arrive(
         self,
         partition_id: int,
         publication: Publication,
         messages: dict[int, Envelope],
+        after: int,
         left: dict[int, bytes],
     ) -> Refused | None:
         """Send messages to a partition, and remove those that arrived from `left`."""
-        numbers = list(messages)
-        command = Arrive(-publication.slot, publication.entity_no, numbers, list(messages.values()))
+        source, entity_no = -publication.slot, publication.entity_no
+        numbers, envelopes = list(messages), list(messages.values())
+        command = Arrive(source, entity_no, numbers, envelopes, after=after)
         reply = await self._destinations[partition_id].call(command)
         if not isinstance(reply, Arrived):
             return reply
@@ -307,6 +347,7 @@ class _Pace:
         self._monotonic_s = monotonic_s
         self._sleep = sleep
         self._free_s = monotonic_s()
+        self.is_limited = rate is not None
         self.chunk_messages = CHUNK_MESSAGES
         if rate is not None:
             self.chunk_messages = min(max(rate // CHUNKS_PER_S, 1), CHUNK_MESSAGES)
@@ -320,6 +361,44 @@ class _Pace:
         """Note messages; the next ones wait as long as these take at the rate."""
         if self._rate is not None:
             self._free_s = max(self._free_s, self._monotonic_s()) + count / self._rate
+
+
+class _Line:
+    """The chunks of a stage that are on their way, in order: `SENDING_CHUNKS`, or one if short."""
+
+    def __init__(self, *, is_short: bool) -> None:
+        self.is_short = is_short
+        self.last_numbers: dict[int, int] = {}
+        """Partition -> number of the last message that was sent there."""
+        self._chunks: deque[asyncio.Task[None]] = deque()
+
+    @property
+    def last(self) -> asyncio.Task[None] | None:
+        return self._chunks[-1] if self._chunks else None
+
+    def note(self, sent: Mapping[int, int]) -> None:
+        """Note the last number for each partition; a repetition of earlier ones changes none."""
+        for partition_id, number in sent.items():
+            self.last_numbers[partition_id] = max(number, self.last_numbers.get(partition_id, 0))
+
+    async def add(self, chunk: asyncio.Task[None]) -> None:
+        """Add a chunk; return when there is room for the next one. Raises what a chunk raises."""
+        self._chunks.append(chunk)
+        while len(self._chunks) > (0 if self.is_short else SENDING_CHUNKS - 1):
+            await self._chunks[0]
+            self._chunks.popleft()
+
+    async def end(self) -> None:
+        """Await all chunks. Raises what a chunk raises."""
+        while self._chunks:
+            await self._chunks[0]
+            self._chunks.popleft()
+
+    async def cancel(self) -> None:
+        """End chunks after a failure."""
+        for chunk in self._chunks:
+            chunk.cancel()
+        await asyncio.gather(*self._chunks, return_exceptions=True)
 
 
 async def _finish(*parts: Awaitable[None]) -> None:

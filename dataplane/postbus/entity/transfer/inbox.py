@@ -73,6 +73,8 @@ class Inbox:
         """Store new messages, together if none is refused."""
         place = (command.source_partition, command.entity_no)
         last_number = self._last_numbers.get(place, 0)
+        if last_number < command.after:
+            return Arrived(0, Refused(Refusal.BUSY, "the messages before have not arrived"))
         known = sum(number <= last_number for number in command.numbers)
         fresh = command.messages[known:]
         resent = [number in command.resent for number in command.numbers[known:]]
