@@ -279,14 +279,19 @@ class StreamTests:
 
     # --- state ----------------------------------------------------------------------------------
 
-    def test_windows_are_counted_over_batches(self, spark: SparkSession, drained: Lake) -> None:
-        """What is late is left out, and the last window waits for a later message."""
+    def test_windows_are_counted_over_batches(
+        self, spark: SparkSession, drained: Lake, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What is late is left out and logged, and the last window waits for a later message."""
         pipe = windowed(drained)
         drained.send(placed(0, "a"), placed(0.5, "a"), placed(0.5, "b"), placed(1, "a"))
         pipe.run(spark)
         assert counted(pipe) == [(0, "a", 2), (0, "b", 1)]
-        drained.send(placed(1.9, "a"), placed(0, "late"), placed(3, "c"))
+        assert "later than the watermark" not in caplog.text
+        late = [placed(0, f"late {number}") for number in range(3)]
+        drained.send(placed(1.9, "a"), *late, placed(3, "c"))
         pipe.run(spark)
+        assert "3 rows are later than the watermark and left out, 3 since" in caplog.text
         assert counted(pipe) == [(0, "a", 2), (0, "b", 1), (1, "a", 2)]
         told = sent_to(pipe)
         assert told == [

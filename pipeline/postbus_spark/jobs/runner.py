@@ -23,6 +23,7 @@ from postbus_spark.jobs.arrangement import arranged
 from postbus_spark.jobs.batches import Batches
 from postbus_spark.jobs.failures import cause_of
 from postbus_spark.jobs.frames import frames_of
+from postbus_spark.jobs.lateness import LateRows
 from postbus_spark.jobs.schedules import SYSTEM, Clock, wait_for
 from postbus_spark.jobs.settling import last_batch, settle_committed
 from postbus_spark.jobs.state import check_state
@@ -72,6 +73,7 @@ class Runner:
         self._checkpoint = Path(document.spec.checkpoint.path)
         self._batches = Batches(document, readers, is_tried_again=is_tried_again)
         self._clock = clock
+        self._late = LateRows()
         self._stopping = threading.Event()
         self._failure: Exception | None = None
         self._running = threading.Lock()
@@ -128,6 +130,7 @@ class Runner:
         finally:
             query.stop()
         self._settle(self._batches.epochs)
+        self._late.count(query)
         return is_at_end
 
     def _started(self, spark: SparkSession, *, is_rest: bool = False) -> StreamingQuery:
@@ -177,6 +180,7 @@ class Runner:
             if committed != seen:
                 seen = committed
                 self._settle(self._batches.epochs)
+                self._late.count(query)
             if self._stopping.is_set() and self._is_between(committed):
                 LOG.info("stopping, the last batch is %s", seen)
                 query.stop()
