@@ -234,10 +234,11 @@ def server_accepts(server: ApiServer, document: dict[str, Any]) -> tuple[bool, s
     return False, refused.message
 
 
+@pytest.mark.parametrize("count", [80, pytest.param(1_000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", sorted(SPECS))
-def test_model_and_api_server_agree(server: ApiServer, kind: str) -> None:
+def test_model_and_api_server_agree(server: ApiServer, kind: str, count: int) -> None:
     @settings(
-        max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     @given(specs(kind))
     @example({})
