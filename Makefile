@@ -42,6 +42,12 @@ setup: .venv/.ready ## make .venv with everything for development
 	.venv-s3/bin/python $(PIP) --require-hashes -r requirements-s3.lock
 	@touch $@
 
+.venv-declarative/.ready: .venv-%/.ready: requirements-%.lock pyproject.toml
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python $(PIP) --require-hashes -r requirements-$*.lock
+	.venv-$*/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
 HOOK = $(shell git rev-parse --git-path hooks)/commit-msg
 
 .PHONY: hooks
@@ -161,8 +167,10 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 test-store: setup ## the store with commits as statements of the driver
 	@$(BIN)/python -m pytest tests/store --numprocesses 2 -m "thorough" $(PYTEST_FLAGS)
 
+SPARK_VENVS := .venv-declarative/.ready .venv-s3/.ready
+
 .PHONY: test-pipeline
-test-pipeline: setup .venv-s3/.ready ## more tests on Spark, and with kills; needs java
+test-pipeline: setup $(SPARK_VENVS) ## more tests on Spark, and with kills; needs java
 	@$(BIN)/python -m pytest tests/pipeline tests/faults -m "thorough" $(PYTEST_FLAGS)
 
 .PHONY: kube-tools
@@ -263,6 +271,7 @@ lock: setup ## compile the lock files from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra pipeline -c requirements.lock -o requirements-pipeline.lock
 	$(BIN)/uv pip compile --group build $(LOCK_FLAGS) -c requirements.lock -o requirements-build.lock
 	$(BIN)/uv pip compile --group s3 $(LOCK_FLAGS) -o requirements-s3.lock
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra pipeline --group declarative -c requirements.lock -o requirements-declarative.lock
 
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"

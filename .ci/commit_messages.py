@@ -24,8 +24,10 @@ AREAS: Final = frozenset({
     "repo",  # a change through the whole tree, as a move of packages
 })  # fmt: skip
 GENERATED: Final = frozenset({
-    "docs/behaviours.md", "docs/openapi.json", "requirements-build.lock", "requirements-demo.lock",
-    "requirements-image.lock", "requirements-pipeline.lock", "requirements.lock",
+    "docs/behaviours.md", "docs/openapi.json", "requirements-build.lock",
+    "requirements-declarative.lock", "requirements-demo.lock", "requirements-image.lock",
+    "requirements-pipeline.lock", "requirements-s3.lock",
+    "requirements.lock",
 })  # fmt: skip
 TITLE_COLUMNS: Final = 71
 LINES_WITHOUT_BODY: Final = 30
