@@ -24,6 +24,7 @@ from postbus_spark.lake import layout
 from postbus_spark.lake.delta import DeltaTable
 from postbus_spark.lake.iceberg import IcebergTable
 from postbus_spark.lake.parquet import ParquetTable
+from postbus_spark.lake.places import TableUnavailable
 from tests.dev_bus import ROOT
 
 GUIDES = ROOT / "docs" / "guides"
@@ -81,7 +82,7 @@ def test_exit_codes_and_errors_of_the_guide_are_those_of_the_program() -> None:
     line = next(line for line in GUIDE.splitlines() if line.startswith("| 20 |"))
     assert set(re.findall(r"`(\w+)`", line)) == {each.__name__ for each in failures.STOPPED}
     named = set(re.findall(r"^\| `(\w+)` \|", part("When it fails"), re.MULTILINE))
-    own = {*failures.STOPPED, *failures.CONFIGURATION, layout.TableTaken}
+    own = {*failures.STOPPED, *failures.CONFIGURATION, layout.TableTaken, TableUnavailable}
     known = {each.__name__ for each in own if each.__module__ != errors.__name__}
     assert named == known - {"ManifestError"}
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from tests.dev_bus import ROOT, environment, running_dev_bus
 from tests.edge.bus_thread import RULES, BusThread
 from tests.pipeline.lake import GROUP, Lake
 from tests.pipeline.pipelines import PRICED, TRANSFORM, Pipe, order
-from tests.pipeline.s3_server import running_s3
+from tests.pipeline.s3_server import gated_s3, running_s3
 
 GUIDE = (ROOT / "docs" / "guides" / "pipelines.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "pipeline" / "price-orders.yaml"
@@ -311,6 +311,26 @@ class PipelineTests:
         repaired.run(spark, is_tried_again=True)
         assert is_done(repaired)
 
+    def test_attempts_that_a_disk_has_ended_do_not_count(
+        self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The last of them is of the rows, and the only one that the pipeline allows."""
+        pipe = Pipe(drained, limits={"maxAttempts": 1})
+        gone = f"{drained.folder}/gone"
+        with monkeypatch.context() as patched:
+            patched.setattr(ParquetTable, "staging", lambda *_: gone)
+            for _ in range(3):
+                with pytest.raises(Exception) as failed:
+                    pipe.run(spark)
+                assert f"TableUnavailable: the file {gone}/" in shown(failed.value)
+                assert exit_code(failed.value) is ExitCode.RETRY
+        with monkeypatch.context() as patched:
+            patched.setattr(ParquetTable, "commit", lambda *_: 1 / 0)
+            with pytest.raises(Poison, match="was begun 4 times"):
+                pipe.run(spark)
+        pipe.run(spark, is_tried_again=True)
+        assert is_done(pipe)
+
     def test_a_tap_of_a_subqueue_is_captured_as_it_is(
         self, spark: SparkSession, drained: Lake
     ) -> None:
@@ -577,12 +597,29 @@ class PipelineTests:
         with running_s3("lake") as surroundings:
             process = started(pipe, **surroundings)
             assert process.wait(600) == 0
-            check = [sys.executable, "-m", "postbus_spark.jobs.main", "verify", str(pipe.file)]
-            given = environment(**surroundings, PYTHONPATH=PATHS)
-            done = subprocess.run(check, capture_output=True, text=True, check=True, env=given)
-        assert f", {len(GOOD)} rows" in done.stdout
-        assert reasons(drained) == sorted(BAD.values())
-        assert drained.group().plan.is_settled
+            check_captured(pipe, surroundings)
+
+    @thorough
+    @pytest.mark.parametrize("is_long", [False, True])
+    def test_a_batch_is_repeated_until_s3_is_back(self, drained: Lake, is_long: bool) -> None:
+        """Within the run, or by the next one; neither is one of the attempts of `maxAttempts`."""
+        pipe = Pipe(drained, limits={"maxAttempts": 1})
+        pipe.place["path"] = "s3://lake/priced"
+        pipe.document()
+        with gated_s3("lake") as (gate, surroundings):
+            gate.closes_at = b"PUT /lake/priced/_postbus/staged/"
+            process = started(pipe, **surroundings)
+            for _ in range(2):
+                assert gate.refused.acquire(timeout=600)
+            if is_long:
+                assert process.wait(600) == ExitCode.RETRY
+                assert not drained.group().plan.is_settled
+                gate.open()
+                process = started(pipe, **surroundings)
+            gate.open()
+            assert process.wait(600) == 0
+            assert drained.group().plan.attempts == 1 + is_long
+            check_captured(pipe, surroundings)
 
     def test_the_example_of_iceberg_works(self, spark: SparkSession, drained: Lake) -> None:
         text = (EXAMPLE.parent / "capture-orders-iceberg.yaml").read_text(encoding="utf-8")
@@ -640,6 +677,16 @@ def run_script(guide: str, folder: Path, **changes: str) -> subprocess.Completed
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done
+
+
+def check_captured(pipe: Pipe, surroundings: Mapping[str, str]) -> None:
+    """Check that all messages are in a table on S3 once, or in the dead-letter queue."""
+    check = [sys.executable, "-m", "postbus_spark.jobs.main", "verify", str(pipe.file)]
+    given = environment(**surroundings, PYTHONPATH=PATHS)
+    done = subprocess.run(check, capture_output=True, text=True, check=True, env=given)
+    assert f", {len(GOOD)} rows" in done.stdout
+    assert reasons(pipe.lake) == sorted(BAD.values())
+    assert pipe.lake.group().plan.is_settled
 
 
 def started(pipe: Pipe, **more: str) -> subprocess.Popen[bytes]:

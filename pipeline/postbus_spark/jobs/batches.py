@@ -19,7 +19,8 @@ from pyspark.sql import functions
 
 from postbus.contract.pipeline_checks import QUERY_CHARS
 from postbus_spark.errors import InvalidRows, StaleWriter
-from postbus_spark.jobs.failures import Poison, cause_of, is_of_batch
+from postbus_spark.jobs.excuses import excuse, excused
+from postbus_spark.jobs.failures import Poison, cause_of, is_of_batch, is_passing
 from postbus_spark.jobs.frames import (
     REJECT_KEYS,
     SOURCE,
@@ -95,7 +96,9 @@ class Batches:
         batch = found.batch
         self.epochs = tuple(group.epoch for group in found.groups)
         self._writers = self._writers or self._made_writers(found.query)
-        most = self._spec.limits.max_attempts
+        assert self._spec.checkpoint is not None  # the sources have reader groups
+        checkpoint = Path(self._spec.checkpoint.path)
+        most = self._spec.limits.max_attempts + excused(checkpoint, batch)
         if batch.attempts > most and not self._is_tried_again:
             raise Poison(_poisoned(found, "its errors are in the logs of these attempts"))
         if found.is_first and not found.query:
@@ -103,7 +106,10 @@ class Batches:
         try:
             self._process(rows, found)
         except Exception as error:
-            if batch.attempts < most or not is_of_batch(cause_of(error)):
+            cause = cause_of(error)
+            if is_passing(cause):
+                excuse(checkpoint, batch)
+            if batch.attempts < most or not is_of_batch(cause):
                 raise
             raise Poison(_poisoned(found, f"{type(error).__name__}: {error}")) from error
 

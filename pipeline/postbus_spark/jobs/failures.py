@@ -16,7 +16,7 @@ from postbus_spark import errors
 from postbus_spark.jobs.frames import InvalidPipeline
 from postbus_spark.jobs.state import StateLost
 from postbus_spark.lake.layout import TableAhead
-from postbus_spark.lake.places import InvalidTable
+from postbus_spark.lake.places import InvalidTable, TableUnavailable
 
 
 class ExitCode(IntEnum):
@@ -77,11 +77,13 @@ STOPPED: Final = (
 MOST_LINES: Final = 40
 
 _BY_NAME: Final = {
-    name: each
-    for name, each in vars(errors).items()
+    each.__name__: each
+    for each in (*vars(errors).values(), InvalidTable, TableUnavailable)
     if isinstance(each, type) and issubclass(each, errors.PostbusSparkError)
 }
-_IN_TEXT: Final = re.compile(r"\bpostbus_spark\.errors\.(\w+): (.+)$", re.MULTILINE)
+_IN_TEXT: Final = re.compile(
+    r"\bpostbus_spark\.(?:errors|lake\.places)\.(\w+): (.+)$", re.MULTILINE
+)
 """The last line of a traceback."""
 
 
@@ -115,11 +117,15 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.RETRY
 
 
+def is_passing(error: BaseException) -> bool:
+    """Return whether the bus, a disk or an S3 has failed, so that a repetition may succeed."""
+    is_known = issubclass(_kind(error), errors.PostbusSparkError | OSError)
+    return exit_code(error) is ExitCode.RETRY and is_known
+
+
 def is_of_batch(error: BaseException) -> bool:
-    """Return whether an error may come of the rows of a batch, not of the bus or of a disk."""
-    kind = _kind(error)
-    is_known = issubclass(kind, errors.PostbusSparkError | OSError)
-    return exit_code(error) is ExitCode.RETRY and not is_known
+    """Return whether an error may come of the rows of a batch."""
+    return exit_code(error) is ExitCode.RETRY and not is_passing(error)
 
 
 def shown(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
@@ -27,6 +28,13 @@ CHUNK_BYTES: Final = 1 << 20
 OPTIONS: Final = {"aws_conditional_put": "etag"}
 """Settings of deltalake and obstore: a name is taken once."""
 
+PATIENCE_S: Final = 120
+"""How long a request to S3 is tried. Our choice: most restarts and fail-overs are shorter."""
+
+FIRST_PAUSE_S: Final = 2
+LONGEST_PAUSE_S: Final = 15
+TRIES: Final = 60
+"""More than fit into the patience, with two seconds between them at least."""
 
 REFUSED: Final = re.compile(r"\b(401 Unauthorized|403 Forbidden)\b")
 """What an answer to a list has in its text only."""
@@ -34,6 +42,10 @@ REFUSED: Final = re.compile(r"\b(401 Unauthorized|403 Forbidden)\b")
 
 class InvalidTable(PostbusSparkError):
     """A folder is no table of this pipeline, is damaged, or cannot take the rows of an output."""
+
+
+class TableUnavailable(PostbusSparkError, OSError):
+    """The disk or the S3 of a table has failed, is full or is away: a later attempt may succeed."""
 
 
 class NewFile(Protocol):
@@ -212,15 +224,30 @@ def _sync(path: Path) -> None:
 
 class _LocalFile:
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("xb")  # noqa: SIM115 - `complete` closes it
+        self._path = path
+        with self._errors():
+            self._file = Path(path).open("xb")  # noqa: SIM115 - `complete` closes it
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Name the file in errors. Raises `TableUnavailable`."""
+        try:
+            yield
+        except OSError as error:
+            raise TableUnavailable(
+                f"the file {self._path} cannot be written ({error.strerror}): make room, or mount"
+                " the folder so that all executors can write"
+            ) from None
 
     def write(self, data: memoryview, /) -> object:
-        return self._file.write(data)
+        with self._errors():
+            return self._file.write(data)
 
     def complete(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
 
 
 # --- S3 -------------------------------------------------------------------------------------------
@@ -232,20 +259,25 @@ class Bucket(Place):
     def __init__(self, url: str) -> None:
         """`url`: s3://bucket/prefix."""
         self.shown = self._url = url
-        self.options = {**OPTIONS, **_surroundings()}
+        self.options = {
+            **OPTIONS, **_surroundings(), "max_retries": str(TRIES),
+            "retry_timeout": f"{PATIENCE_S}s", "backoff_config.base": "2",
+            "backoff_config.init_backoff": f"{FIRST_PAUSE_S}s",
+            "backoff_config.max_backoff": f"{LONGEST_PAUSE_S}s",
+        }  # fmt: skip
         self.bucket, _, prefix = url.removeprefix(S3).partition("/")
         self.store = _store(self.bucket, prefix)
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Name the bucket in errors. Raises `InvalidTable`, or `OSError` to try again."""
+    def errors(self) -> Iterator[None]:
+        """Name the bucket in errors. Raises `InvalidTable`, `TableUnavailable`."""
         from obstore import exceptions
 
         try:
             yield
         except exceptions.AlreadyExistsError:
             raise FileExistsError(self._url) from None
-        except (FileNotFoundError, exceptions.BaseError) as error:
+        except (OSError, exceptions.BaseError) as error:
             text = str(error)
             if "NoSuchBucket" in text:
                 raise InvalidTable(
@@ -259,13 +291,15 @@ class Bucket(Place):
                     f"S3 refuses {self._url} ({_line(error)}): correct the credentials in the"
                     " environment, or give them the rights to list, read, write and delete"
                 ) from None
-            raise OSError(f"S3 has failed for {self._url} ({_line(error)}): try again") from None
+            raise TableUnavailable(
+                f"S3 has failed for {self._url} ({_line(error)}): try again"
+            ) from None
 
     def names(self, below: str = "") -> set[str]:
         import obstore
 
         prefix = f"{below}/" if below else ""
-        with self._errors():
+        with self.errors():
             found = obstore.list_with_delimiter(self.store, prefix or None)
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
@@ -273,20 +307,20 @@ class Bucket(Place):
     def paths(self) -> Iterator[str]:
         import obstore
 
-        with self._errors():
+        with self.errors():
             for chunk in obstore.list(self.store):
                 yield from (each["path"] for each in chunk)
 
     def read(self, path: str) -> bytes:
         import obstore
 
-        with self._errors():
+        with self.errors():
             return bytes(obstore.get(self.store, path).bytes())
 
     def look(self, path: str) -> tuple[int, int]:
         import obstore
 
-        with self._errors():
+        with self.errors():
             found = obstore.head(self.store, path)
         return found["size"], round(found["last_modified"].timestamp() * 1_000)
 
@@ -294,7 +328,7 @@ class Bucket(Place):
         import obstore
 
         digest = hashlib.sha256()
-        with self._errors():
+        with self.errors():
             for chunk in obstore.get(self.store, path).stream(min_chunk_size=CHUNK_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
@@ -302,20 +336,20 @@ class Bucket(Place):
     def add(self, path: str, data: bytes) -> None:
         import obstore
 
-        with self._errors():
+        with self.errors():
             obstore.put(self.store, path, data, mode="create")
 
     def move(self, old: str, new: str) -> None:
         import obstore
 
-        with self._errors():
+        with self.errors():
             obstore.copy(self.store, old, new)
             obstore.delete(self.store, old)
 
     def remove(self, below: str) -> None:
         import obstore
 
-        with self._errors():
+        with self.errors():
             for chunk in obstore.list(self.store, f"{below}/"):
                 obstore.delete(self.store, [each["path"] for each in chunk])
 
@@ -349,13 +383,16 @@ class _Upload:
     def __init__(self, bucket: Bucket, name: str) -> None:
         import obstore
 
+        self._bucket = bucket
         self._writer: Any = obstore.open_writer(bucket.store, name)
 
     def write(self, data: memoryview, /) -> object:
-        return self._writer.write(bytes(data))
+        with self._bucket.errors():
+            return self._writer.write(bytes(data))
 
     def complete(self) -> None:
-        self._writer.close()
+        with self._bucket.errors():
+            self._writer.close()
 
 
 def _store(bucket: str, prefix: str) -> S3Store:
@@ -363,7 +400,22 @@ def _store(bucket: str, prefix: str) -> S3Store:
 
     options: Any = {"allow_http": True}
     config: Any = {**OPTIONS, **_surroundings()}
-    return S3Store(bucket, prefix=prefix or None, config=config, client_options=options)
+    pauses: Any = {
+        "init_backoff": timedelta(seconds=FIRST_PAUSE_S),
+        "max_backoff": timedelta(seconds=LONGEST_PAUSE_S),
+        "base": 2,
+    }
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        config=config,
+        client_options=options,
+        retry_config={
+            "backoff": pauses,
+            "max_retries": TRIES,
+            "retry_timeout": timedelta(seconds=PATIENCE_S),
+        },
+    )
 
 
 def _surroundings() -> dict[str, str]:
