@@ -42,7 +42,7 @@ setup: .venv/.ready ## make .venv with everything for development
 	.venv-s3/bin/python $(PIP) --require-hashes -r requirements-s3.lock
 	@touch $@
 
-.venv-declarative/.ready: .venv-%/.ready: requirements-%.lock pyproject.toml
+.venv-declarative/.ready .venv-spark42/.ready: .venv-%/.ready: requirements-%.lock pyproject.toml
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python $(PIP) --require-hashes -r requirements-$*.lock
 	.venv-$*/bin/python $(PIP) --no-deps --no-build-isolation -e .
@@ -167,11 +167,12 @@ test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 test-store: setup ## the store with commits as statements of the driver
 	@$(BIN)/python -m pytest tests/store --numprocesses 2 -m "thorough" $(PYTEST_FLAGS)
 
-SPARK_VENVS := .venv-declarative/.ready .venv-s3/.ready
+SPARK_VENVS := .venv-declarative/.ready .venv-s3/.ready .venv-spark42/.ready
 
 .PHONY: test-pipeline
-test-pipeline: setup $(SPARK_VENVS) ## more tests on Spark, and with kills; needs java
+test-pipeline: setup $(SPARK_VENVS) ## more tests on Spark, with kills, also on 4.2; needs java
 	@$(BIN)/python -m pytest tests/pipeline tests/faults -m "thorough" $(PYTEST_FLAGS)
+	@.venv-spark42/bin/python -m pytest tests/pipeline $(PYTEST_FLAGS)
 
 .PHONY: kube-tools
 kube-tools: ## build etcd, kube-apiserver, kubectl and helm; needs go
@@ -272,6 +273,7 @@ lock: setup ## compile the lock files from pyproject.toml
 	$(BIN)/uv pip compile --group build $(LOCK_FLAGS) -c requirements.lock -o requirements-build.lock
 	$(BIN)/uv pip compile --group s3 $(LOCK_FLAGS) -o requirements-s3.lock
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra pipeline --group declarative -c requirements.lock -o requirements-declarative.lock
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra bulk --extra dataplane --extra embedded --extra pipeline --group spark42 -c requirements-demo.lock -o requirements-spark42.lock
 
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"

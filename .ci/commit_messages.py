@@ -26,7 +26,7 @@ AREAS: Final = frozenset({
 GENERATED: Final = frozenset({
     "docs/behaviours.md", "docs/openapi.json", "requirements-build.lock",
     "requirements-declarative.lock", "requirements-demo.lock", "requirements-image.lock",
-    "requirements-pipeline.lock", "requirements-s3.lock",
+    "requirements-pipeline.lock", "requirements-s3.lock", "requirements-spark42.lock",
     "requirements.lock",
 })  # fmt: skip
 TITLE_COLUMNS: Final = 71

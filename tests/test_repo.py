@@ -85,7 +85,7 @@ ROOT_ENTRIES = {
     "dataplane", "docs", "e2e", "examples", "operator", "pipeline", "pyproject.toml",
     "requirements-build.lock", "requirements-declarative.lock", "requirements-demo.lock",
     "requirements-image.lock", "requirements-pipeline.lock", "requirements-s3.lock",
-    "requirements.lock", "tests",
+    "requirements-spark42.lock", "requirements.lock", "tests",
 }  # fmt: skip
 
 # Folders whose tests do what clients do: over AMQP, HTTP and the control API, with the command
@@ -304,7 +304,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
 
 def test_lock_files_hold_hashes_and_no_addresses() -> None:
     names = [path.name for path in ROOT.glob("requirements*.lock")]
-    assert len(names) == 7
+    assert len(names) == 8
     for name in names:
         text = read(ROOT / name)
         assert "--hash=sha256:" in text
@@ -314,7 +314,7 @@ def test_lock_files_hold_hashes_and_no_addresses() -> None:
 def test_lock_files_hold_each_package_that_their_extras_name() -> None:
     extras = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     recipes = re.findall(r"pip compile (.+) -o (\S+)$", read(ROOT / "Makefile"), re.MULTILINE)
-    assert len(recipes) == 7
+    assert len(recipes) == 8
     for options, name in recipes:
         locked = set(re.findall(r"^([a-z0-9.-]+)==", read(ROOT / name), re.MULTILINE))
         for extra in re.findall(r"--extra (\S+)", options):
