@@ -30,7 +30,8 @@ from postbus_spark.staging import Staged
 from tests.edge.bus_thread import RULES, BusThread
 from tests.pipeline.lake import GROUP, Lake
 from tests.pipeline.pipelines import Pipe, order, write_document
-from tests.pipeline.spark_pipelines import EXAMPLE, GUIDE, run_script
+from tests.pipeline.s3_server import running_s3
+from tests.pipeline.spark_pipelines import EXAMPLE, GUIDE, run_script, started
 
 REPLAY_GUIDE = GUIDE.partition("\n## Replay\n")[2]
 HOUR_MS = 3_600_000
@@ -116,6 +117,16 @@ class Again:
 ALL = [order(f"{number:02}") for number in range(12)]
 
 
+def captured(lake: Lake, table_format: str) -> Pipe:
+    """Return a pipeline that captures a queue in a table, beside its receivers."""
+    lake.create(kind="tap")
+    pipe = Pipe(lake, table_format)
+    del pipe.spec["transform"]
+    pipe.spec["sources"] = [{"name": "m", "queue": lake.entity, "readerGroup": GROUP}]
+    pipe.spec["sinks"] = [{**pipe.spec["sinks"][0], "from": "m"}]
+    return pipe
+
+
 def replay_sql(lake: Lake, query: str, **sink: Any) -> Again:
     """Return a replay of rows that a query makes."""
     again = Again(lake, transform={"sql": {"again": query}})
@@ -184,11 +195,7 @@ class ReplayTests:
         self, spark: SparkSession, past: Lake, table_format: str
     ) -> None:
         """Rows of Parquet are read by executors, others by the driver."""
-        past.create(kind="tap")
-        pipe = Pipe(past, table_format)
-        del pipe.spec["transform"]
-        pipe.spec["sources"] = [{"name": "m", "queue": past.entity, "readerGroup": GROUP}]
-        pipe.spec["sinks"] = [{**pipe.spec["sinks"][0], "from": "m"}]
+        pipe = captured(past, table_format)
         pipe.run(spark)
         table = pipe.place
         again = Again(past)
@@ -200,6 +207,24 @@ class ReplayTests:
         again.spec["sources"] = [{"name": "orders", "table": table}]
         again.run(spark, "all")
         assert again.bodies() == [*ALL, order("early"), *ALL, order("late")]
+
+    @thorough
+    @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+    def test_an_hour_of_a_table_on_s3_is_sent(
+        self, spark: SparkSession, past: Lake, monkeypatch: pytest.MonkeyPatch, table_format: str
+    ) -> None:
+        """A process captures, whose workers have its environment; the driver here reads."""
+        pipe = captured(past, table_format)
+        pipe.place["path"] = "s3://lake/orders"
+        pipe.document()
+        with running_s3("lake") as surroundings:
+            assert started(pipe, **surroundings).wait(600) == 0
+            for name, value in surroundings.items():
+                monkeypatch.setenv(name, value)
+            again = Again(past)
+            again.spec["sources"] = [again.source(table=pipe.place)]
+            again.run(spark)
+        assert again.bodies() == ALL
 
     def test_bodies_are_parsed_for_queries_and_sent_as_they_were(
         self, spark: SparkSession, past: Lake
