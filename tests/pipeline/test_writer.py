@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
+from postbus.contract.bulk import MAX_STAGED
 from postbus_spark import Writer
 from postbus_spark.errors import (
     InvalidOption,
@@ -222,7 +223,7 @@ def test_a_request_that_breaks_off_is_repeated(server: BulkServer, fault: Fault)
 
 def test_a_task_that_fails_half_way_leaves_nothing_staged(server: BulkServer) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
-        yield rows(*[b"x"] * 1_500)
+        yield rows(*[b"x"] * (MAX_STAGED + 500))
         assert len(server.stages) == 1
         raise RuntimeError("the row cannot be computed")
 
@@ -233,8 +234,9 @@ def test_a_task_that_fails_half_way_leaves_nothing_staged(server: BulkServer) ->
 
 def test_a_row_that_is_no_message_fails_its_task_with_its_number(server: BulkServer) -> None:
     names = pa.RecordBatch.from_pydict({"message_id": ["fine", "m" * 129]})
-    with pytest.raises(InvalidRows, match="message_id of row 1501 of the task"):
-        stage_rows(stream().task, [rows(*[b"x"] * 1_500), names])
+    before = MAX_STAGED + 500
+    with pytest.raises(InvalidRows, match=f"message_id of row {before + 1} of the task"):
+        stage_rows(stream().task, [rows(*[b"x"] * before), names])
     assert server.stages == {}
 
 
@@ -250,8 +252,9 @@ def test_a_refused_message_is_named_by_its_row(
     writer = stream()
 
     server.call_faults.extend([send, refuse(status, said)])
-    batches = [rows(*[b"x"] * 1_000), rows(b"y")]
-    with pytest.raises(error, match=r"message 3: it is bad \(messages are counted from row 1000 "):
+    batches = [rows(*[b"x"] * MAX_STAGED), rows(b"y")]
+    place = rf"message 3: it is bad \(messages are counted from row {MAX_STAGED} "
+    with pytest.raises(error, match=place):
         writer.write(iter(batches))
     assert 1 not in server.stages
 

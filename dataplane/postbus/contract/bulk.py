@@ -84,8 +84,9 @@ MAX_REJECTED: Final = 1_000
 MAX_REASON_CHARS: Final = 4_096
 MAX_STAGE_BYTES: Final = 4 << 20
 """Bytes of a request that stages messages; a larger message may be alone in one."""
-MAX_STAGED: Final = 1_000
-"""Messages of one request that stages some."""
+MAX_STAGED: Final = 4_096
+"""Messages of one request that stages some. Our choice: 4 MiB of messages of 1 KiB; each request is
+a commit."""
 MAX_STAGES: Final = 65_536
 """Stages of one batch."""
 MAX_RATE: Final = 1_000_000
