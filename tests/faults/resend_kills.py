@@ -39,6 +39,9 @@ MANIFESTS = manifests([f"{QUEUE}: lockDuration: PT5S, maxDeliveryCount: 1"])
 OTHERS = 10
 """One dead letter of so many is not chosen."""
 
+LINK_PAGES = 5
+"""Receives of a link, which gets at most 20,000 messages that are not settled."""
+
 PATIENCE_S = 600.0
 VICTIMS: Final = ("command", "broker", "Postgres")
 MOMENTS: Final = tuple(Point(Call.RESEND, moment) for moment in Moment)
@@ -113,12 +116,14 @@ async def make_letters(connection_string: str, count: int) -> None:
                         for n in range(start, min(start + 500, count))
                     ]
                 )
-        async with client.get_queue_receiver(
-            QUEUE, prefetch_count=2_000, max_wait_time=20
-        ) as receiver:
-            got = 0  # those whose lock ends before the client takes them do not count
-            while got < count and (page := await receiver.receive_messages(2_000)):
-                got += len(page)
+        got = 0
+        while got < count:  # those whose lock ends before the client takes them do not count
+            async with client.get_queue_receiver(QUEUE, prefetch_count=2_000) as receiver:
+                for _ in range(LINK_PAGES):
+                    page = await receiver.receive_messages(2_000, max_wait_time=20)
+                    got += len(page)
+                    if not page:
+                        return
 
 
 async def peeked(run: Run, sub_queue: ServiceBusSubQueue | None) -> list[ServiceBusReceivedMessage]:
