@@ -95,10 +95,12 @@ kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 
 .PHONY: kill-test-pipeline
 kill-test-pipeline: setup ## kill -9 pipelines, broker, Postgres; needs java
-	@for options in "drain" "capture" "capture --format delta" "capture --format iceberg"; do \
+	@for options in "drain" "drain --executors" "capture" "capture --format delta" \
+		"capture --format iceberg" "state"; do \
 		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$options $(KILL_FLAGS) || exit; \
 	done
 	@$(BIN)/python -m tests.faults.replay_kills $(KILL_FLAGS)
+	@$(BIN)/python -m tests.faults.resend_kills $(KILL_FLAGS)
 
 .PHONY: two-process-test
 two-process-test: setup ## stop, kill, pause, cut off two processes on one store

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from postbus.process.embedded import EmbeddedPostgres
+from postbus_spark.tokens import load_credentials
+from postbus_spark.transport import Bus as Address
+from postbus_spark.transport import call
 from tests.faults.pipeline_calls import Relay, relay_to
 from tests.faults.victims import KEY, Broker, wait_for_port
 
@@ -78,6 +82,14 @@ class Bus:
     broker: Broker
     relay: Relay
     connection_file: Path
+
+    def create_group(self, queue: str, name: str, kind: str) -> None:
+        """Create a reader group that begins with the first message."""
+        credentials = load_credentials(str(self.connection_file))
+        body = {"kind": kind, "start": "earliest"}
+        token = credentials.token("", time.time())
+        target = f"/{queue}/$bulk/groups/{name}"
+        call(Address(credentials.base_url), "PUT", target, token, body)
 
 
 @asynccontextmanager

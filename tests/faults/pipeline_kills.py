@@ -39,9 +39,6 @@ from postbus_spark.jobs.failures import ExitCode
 from postbus_spark.lake.iceberg import loaded
 from postbus_spark.lake.layout import OWN
 from postbus_spark.options import read_options
-from postbus_spark.tokens import load_credentials
-from postbus_spark.transport import Bus as BusAddress
-from postbus_spark.transport import call
 from tests.faults.kill_programs import Bus, add_pipeline, bus_of, parser_of, report, run_program
 from tests.faults.pipeline_calls import Point, Trap
 from tests.faults.pipeline_driver import EXECUTOR, WORKER, Driver
@@ -190,12 +187,8 @@ def write_document(run: Run) -> None:
 
 
 def make_groups(run: Run) -> None:
-    credentials = load_credentials(str(run.bus.connection_file))
-    body = {"kind": run.scenario.kind, "start": "earliest"}
     for each in run.scenario.sources:
-        target = f"/{each}/$bulk/groups/{GROUP}"
-        token = credentials.token("", time.time())
-        call(BusAddress(credentials.base_url), "PUT", target, token, body)
+        run.bus.create_group(each, GROUP, run.scenario.kind)
 
 
 # --- clients of the bus -------------------------------------------------------------------------
@@ -293,7 +286,7 @@ async def supervise(run: Run) -> None:
         is_stopped = code in {int(ExitCode.STOPPED), int(ExitCode.CONFIGURATION)}
         if run.refused_with is not None:
             if not is_stopped or run.refused_with not in run.driver.ended():
-                run.problems.append(f"a checkpoint that is not the newest was taken (exit {code})")
+                run.problems.append(f"a start was not refused with {run.refused_with} ({code})")
             run.refused_with = None
             run.next_start = partial(_go_on, run)
         elif is_stopped:
@@ -478,7 +471,7 @@ async def kill_under_load(run: Run, count: int, *, has_executors: bool) -> None:
     await progress(run)
     steps = steps_of(run.scenario, has_executors=has_executors)
     for number, step in enumerate(itertools.islice(steps, count)):
-        if run.is_over:
+        if run.is_over or run.problems:
             return
         if ends_driver(step, number):
             disturb_checkpoint(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,13 @@ pytestmark = [
 def run_kills(*options: str, program: str = "pipeline_kills") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"tests.faults.{program}", *options]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=900, check=False, cwd=FOLDER.parents[1]
+        command, capture_output=True, text=True, timeout=1_800, check=False, cwd=FOLDER.parents[1]
     )
 
 
 @pytest.mark.parametrize(
-    "scenario", ["drain", "capture", "capture --format delta", "capture --format iceberg"]
+    "scenario",
+    ["drain", "capture", "capture --format delta", "capture --format iceberg", "state"],
 )
 def test_each_order_has_its_effects_once(scenario: str) -> None:
     result = run_kills("--scenario", *scenario.split(), "--kills", "6")
@@ -39,6 +41,13 @@ def test_each_message_of_a_replay_arrives_once() -> None:
     assert "violations 0" in result.stdout
 
 
+def test_each_chosen_dead_letter_is_resent_once() -> None:
+    result = run_kills("--kills", "6", "--letters", "3000", program="resend_kills")
+    assert result.returncode == 0, result.stdout[-4_000:]
+    assert "3000 resent" in result.stdout
+    assert "violations 0" in result.stdout
+
+
 def test_a_flawed_replay_is_caught() -> None:
     flawed = f"{FOLDER / 'flawed_pipeline.py'} forgets"
     result = run_kills("--kills", "1", "--seed", "17", "--pipeline", flawed, program="replay_kills")
@@ -47,15 +56,15 @@ def test_a_flawed_replay_is_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flaw", "problem"),
+    ("options", "problem"),
     [
-        ("settles", "accepted orders are lost"),
-        ("forgets", "target: "),
-        ("untrimmed", "table: "),
+        ("--pipeline '{} settles'", "accepted orders are lost"),
+        ("--pipeline '{} forgets'", "target: "),
+        ("--pipeline '{} untrimmed'", "table: "),
     ],
 )
-def test_a_flawed_pipeline_is_caught(flaw: str, problem: str) -> None:
-    program = f"{FOLDER / 'flawed_pipeline.py'} {flaw}"
-    result = run_kills("--pipeline", program, "--kills", "8", "--seed", "5")
+def test_what_is_flawed_is_caught(options: str, problem: str) -> None:
+    flawed = shlex.split(options.format(FOLDER / "flawed_pipeline.py"))
+    result = run_kills(*flawed, "--kills", "8", "--seed", "5")
     assert result.returncode == 1, result.stdout[-4_000:]
     assert problem in result.stdout
