@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from postbus_spark.jobs import batches
+from postbus_spark.jobs import batches, runner
 from postbus_spark.jobs.main import main
 from postbus_spark.jobs.planning import planned
 from postbus_spark.lake.layout import Batch, Table
@@ -53,10 +53,16 @@ def skip_trim() -> None:
     Table.missing = everything  # type: ignore[method-assign,assignment]
 
 
+def miss_no_state() -> None:
+    """Go on with whatever state a checkpoint has."""
+    runner.check_state = lambda *_: None  # type: ignore[attr-defined]
+
+
 FLAWS: dict[str, Callable[[], None]] = {
     "settles": settle_early,
     "forgets": forget_batches,
     "untrimmed": skip_trim,
+    "stateless": miss_no_state,
 }
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def test_a_flawed_replay_is_caught() -> None:
         ("--pipeline '{} settles'", "accepted orders are lost"),
         ("--pipeline '{} forgets'", "target: "),
         ("--pipeline '{} untrimmed'", "table: "),
+        ("--pipeline '{} stateless' --scenario state", "a start was not refused with StateLost"),
     ],
 )
 def test_what_is_flawed_is_caught(options: str, problem: str) -> None:
