@@ -668,6 +668,13 @@ def check_command(words: list[str], bus: DevBus) -> None:
             assert re.search(rf"^{re.escape(target)}:.*##", makefile, re.MULTILINE), target
         case ["pip", "install", requirement]:
             check_requirement(requirement)
+        case ["pip", "install", requirement, "pyspark[pipelines]"]:
+            check_requirement(requirement)
+            assert '"pyspark[pipelines]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        case ["cd", folder]:
+            assert (ROOT / folder).is_dir()
+        case ["SPARK_CONF_DIR=.", "spark-pipelines", "run"]:  # test_declarative.py does
+            assert (ROOT / "examples/pipeline/declarative/spark-pipeline.yml").is_file()
         case ["postbus", *arguments]:
             check_postbus(arguments)
         case ["postbus-operator"]:
