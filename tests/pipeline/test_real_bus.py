@@ -17,6 +17,7 @@ from pyspark import cloudpickle
 
 from postbus.contract.entities import Right
 from postbus_spark import read_batches, reject_messages
+from postbus_spark.batches import BATCH_BYTES
 from postbus_spark.errors import (
     BusRestored,
     EntityNotFound,
@@ -174,6 +175,10 @@ def test_many_messages_and_large_ones(lake: Lake) -> None:
     lake.send(*sent)
     lake.send(b"x" * 200_000)
     assert bodies(lake, minPartitions="3") == [*sent, b"x" * 200_000]
+    sizes = [batch.nbytes for batch in read_batches(["body"], **lake.options())]
+    assert sum(sizes) > BATCH_BYTES
+    assert len(sizes) == 2
+    assert max(sizes) <= BATCH_BYTES
 
 
 def test_tls_with_the_authority_of_the_bus(lake: Lake) -> None:
