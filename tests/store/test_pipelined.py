@@ -313,6 +313,15 @@ async def test_a_cancelled_commit_ends_its_connection(
         assert connection.is_closed()
 
 
+async def test_a_commit_on_a_closed_connection_is_refused(
+    connection: Connection, commits: PipelinedCommits
+) -> None:
+    connection.terminate()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncpg.InterfaceError, match="the connection is closed"):
+            await commits.commit(commit_of([insert(1), insert(2)], []))
+
+
 async def test_a_warning_during_a_commit_ends_the_journal(store: Store, database: str) -> None:
     """A standby that does not confirm is a warning, and then the commit is not safe."""
     async with driven(store) as it, connected(database) as look:

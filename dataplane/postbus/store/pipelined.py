@@ -147,6 +147,8 @@ class PipelinedCommits(asyncio.Protocol):
         ended before the answer, so that the outcome is unknown. A commit whose answer nobody waits
         for ends the connection.
         """
+        if self._connection.is_closed():  # nothing would end the wait
+            raise asyncpg.InterfaceError("the connection is closed")
         assert self._answer is None, "a connection has one commit at a time"
         self._answer = asyncio.get_running_loop().create_future()
         self._result = None
