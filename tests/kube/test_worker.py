@@ -180,6 +180,23 @@ async def test_a_deleted_resource_is_looked_at_and_then_released(
         assert events[0]["regarding"]["name"] == "orders"
 
 
+async def test_a_deletion_before_the_write_of_a_look_is_looked_at(
+    server: ApiServer, configuration: Configuration, namespace: str
+) -> None:
+    """The answer to the write shows the deletion, whose own event is older than that."""
+
+    async def look(context: Context, resource: Resource) -> Outcome:
+        if resource.is_deleting:
+            return Outcome(None, has_finalizer=False)
+        # While this waits for the answer, the loop reads no event.
+        server.request("DELETE", QUEUES.path(namespace, "orders"))
+        return ready(context, resource)
+
+    make(server, "Queue", "orders", namespace)
+    async with leading(configuration, {"Queue": look}, namespaces=(namespace,)):
+        await eventually(lambda: server.request("GET", QUEUES.path(namespace))["items"] == [])
+
+
 async def test_a_look_may_delete_its_resource_but_not_the_next_of_its_name(
     server: ApiServer, configuration: Configuration, namespace: str
 ) -> None:

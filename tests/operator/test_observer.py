@@ -134,6 +134,40 @@ def test_an_own_write_wakes_others_only(rig: Rig) -> None:
     assert rig.taken() == []
 
 
+@pytest.mark.parametrize(
+    "change", [{"deletionTimestamp": "2026-01-01T00:00:00Z"}, {"generation": 2}]
+)
+def test_what_others_changed_before_an_own_write_wakes_the_resource(
+    rig: Rig, change: dict[str, object]
+) -> None:
+    """The answer to the write comes first: the event of the change is older than it."""
+    rig.observer.event("ADDED", entity("Queue", "orders", 1))
+    rig.running.add(ORDERS)
+    rig.taken()
+    changed = entity("Queue", "orders", 2)
+    changed["metadata"] |= change
+    written = changed | {"status": {"messageCount": 1}}
+    written["metadata"] = changed["metadata"] | {"resourceVersion": "3"}
+    rig.observer.written(written)
+    assert rig.taken() == ["orders"]
+    rig.observer.event("MODIFIED", changed)
+    rig.observer.event("MODIFIED", written)
+    assert rig.taken() == []
+
+
+def test_a_status_of_a_child_that_an_own_write_shows_wakes_its_bus(rig: Rig) -> None:
+    rig.cache.observe(shown("Namespace", "bus", spec={}))
+    labels = {"labels": {"postbus.dev/bus": "bus"}}
+    rig.observer.written(shown("StatefulSet", "bus-broker", 3, metadata=labels))
+    rig.observer.event("MODIFIED", shown("StatefulSet", "bus-broker", 3, metadata=labels))
+    assert rig.taken() == []
+    ready = shown("StatefulSet", "bus-broker", 4, metadata=labels, status={"readyReplicas": 1})
+    rig.observer.written(ready)
+    assert rig.taken() == ["bus"]
+    rig.observer.event("MODIFIED", ready)
+    assert rig.taken() == []
+
+
 def test_a_deletion_wakes_the_resource_and_ages_are_measured(rig: Rig) -> None:
     rig.observer.event("ADDED", entity("Queue", "orders", 1))
     rig.observer.event("DELETED", entity("Queue", "orders", 2))

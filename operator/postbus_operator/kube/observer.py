@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from postbus_operator.kube.cache import Cache, Change
-from postbus_operator.kube.resource_types import RESOURCES
-from postbus_operator.kube.waking import ChildName, concerned, is_own_write
+from postbus_operator.kube.waking import ChildName, concerned, has_other_status, is_own_write
 from postbus_operator.kube.watches import Watch, Watches, page_of
 from postbus_operator.objects import Key, Resource
 
@@ -80,12 +79,24 @@ class Observer:
             self._consider(self._cache.observe(found))
 
     def written(self, found: Mapping[str, Any]) -> None:
-        """Take what an own write has made; the writer knows it already."""
+        """Take what an own write has made; the writer knows it already.
+
+        The answer shows, too, what others have changed since the cache heard of the object. Their
+        event is then older than what is known here and wakes nobody any more.
+        """
         change = self._cache.observe(found)
-        if change is not None and change.key.type in RESOURCES.values():
-            own = _key_of(change)
-            for key in concerned(self._cache, change, self._child_name) - {own}:
-                self._wake(key)
+        if change is None:
+            return
+        own = _key_of(change)
+        if own is not None:
+            known = {own} if is_own_write(change) or change.before is None else set()
+            woken = concerned(self._cache, change, self._child_name) - known
+        elif has_other_status(change):
+            woken = concerned(self._cache, change, self._child_name)
+        else:
+            woken = set()
+        for key in woken:
+            self._wake(key)
 
     def _consider(self, change: Change | None) -> None:
         if change is None:

@@ -37,6 +37,14 @@ def is_own_write(change: Change) -> bool:
     return _written_by_others(before) == _written_by_others(after)
 
 
+def has_other_status(change: Change) -> bool:
+    """Return whether the status of a child differs, which only its controller writes."""
+    before, after = change.before, change.after
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return False
+    return before.get("status") != after.get("status")
+
+
 def _written_by_others(resource: Resource) -> tuple[Any, ...]:
     return (
         resource.uid,
