@@ -104,6 +104,27 @@ async def test_silently_lost_database_fails_side_connections_within_seconds(
         await store.close()
 
 
+async def test_a_use_that_is_cancelled_ends_so_though_the_rollback_fails(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that goes on after its cancellation would delay a stop."""
+    monkeypatch.setattr(postgres_module, "SIDE_S", 0.2)
+    async with relaying(database) as (relay, dsn):
+        store = Store(dsn)
+        await store.open()
+        used = asyncio.create_task(ask(store.aside, relay))
+        async with asyncio.timeout(5.0):
+            while not relay.is_silent:
+                await asyncio.sleep(0)
+        used.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await used
+        relay.is_silent = False
+        async with store.aside() as connection:
+            assert await connection.fetchval("select 1") == 1
+        await store.close()
+
+
 async def ask(lend: Callable[[], AbstractAsyncContextManager[Connection]], relay: Relay) -> None:
     async with lend() as connection, connection.transaction():
         relay.is_silent = True

@@ -175,10 +175,16 @@ class SharedConnection:
                 connection = self._connection
                 if connection is None or connection.is_closed():
                     connection = self._connection = await self._connect()
+                task = asyncio.current_task()
+                assert task is not None
+                cancellations = task.cancelling()
                 try:
                     yield connection
-                except (*CONNECTION_ERRORS, asyncio.CancelledError):
+                except (*CONNECTION_ERRORS, asyncio.CancelledError) as error:
                     connection.terminate()
+                    if task.cancelling() > cancellations and isinstance(error, Exception):
+                        # The driver's rollback failed, and its error replaced the cancellation.
+                        raise asyncio.CancelledError from error
                     raise
                 except AttributeError as error:  # perhaps of the driver, since `drop` was called
                     meaning = meaning_of(error, connection)
