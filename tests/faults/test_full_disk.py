@@ -38,6 +38,16 @@ class SmallDisk:
     def free(self) -> None:
         self._filler.unlink()
 
+    def drop_catalog_cache(self) -> None:
+        """Remove the file that each new connection to the database reads, or must write.
+
+        Postgres does it itself when a system table changes, as after its VACUUM.
+        """
+        caches = list(self.folder.rglob("pg_internal.init"))
+        assert caches
+        for each in caches:
+            each.unlink()
+
 
 @pytest.fixture
 def disk(postgres_server: EmbeddedPostgres, server_folder: Path) -> Iterator[SmallDisk]:
@@ -145,3 +155,21 @@ def test_full_disk_lets_receivers_continue_without_earlier_redeliveries(
         disk.fill()
         send_until_refused(sender, 20, 2_000)
         assert len(receive_and_complete(receiver, 10, wait_s=3.0)) == 10
+
+
+@pytest.mark.behaviour("S2", "S47")
+def test_full_disk_serves_receivers_though_postgres_must_write_its_catalog_cache(
+    bus: BusThread, disk: SmallDisk
+) -> None:
+    queue = bus.queue()
+    with (
+        bus.client() as client,
+        client.get_queue_sender(queue) as sender,
+        client.get_queue_receiver(queue) as receiver,
+    ):
+        assert send_until_refused(sender, 0, 20) == 20
+        disk.fill()
+        disk.drop_catalog_cache()
+        send_until_refused(sender, 20, 2_000)
+        assert send_until_refused(sender, 20, 1) == 0
+        assert len(receive_and_complete(receiver, 10)) == 10

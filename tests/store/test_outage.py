@@ -113,6 +113,13 @@ def test_driver_errors_are_transient_or_need_a_human(
     assert type(as_store_error(error)) is kind
 
 
+def test_a_catalog_cache_that_cannot_be_written_is_a_full_disk() -> None:
+    texts = {"could not write init file": StoreFull, "unexpected data": type(None)}
+    for text, kind in texts.items():
+        error = asyncpg.PostgresError.new({"C": "XX000", "M": text, "S": "FATAL"})
+        assert type(as_store_error(error)) is kind
+
+
 def test_a_timeout_of_the_store_is_named() -> None:
     assert str(as_store_error(TimeoutError())) == "TimeoutError: no answer in time"
     assert (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from postbus.entity.commands import Refusal, Refused
-from postbus.store.errors import StoreFull
+from postbus.store.errors import Fenced, StoreFull
 from postbus.store.postgres import Store
 from postbus.store.reserve import fill_reserve, give_up_reserve, look_for_room
 
@@ -40,6 +40,16 @@ class DiskReserve:
         """Free the reserve for receivers when needed; raises StoreUnavailable."""
         if self.is_full:
             await give_up_reserve(self._store, self._partition_id, epoch)
+
+    async def release_before_claim(self, former_epoch: int) -> None:
+        """Free the reserve in the name of the life that has ended, if it is still the owner.
+
+        A claim needs a new connection, for which Postgres may need space itself.
+        """
+        try:
+            await self.release_if_full(former_epoch)
+        except Fenced:
+            logger.debug("another broker owns the reserve now")
 
     async def refill(self, epoch: int) -> None:
         """Fill the reserve and accept sends when that succeeds. Raises StoreUnavailable."""

@@ -524,6 +524,7 @@ class Host:
             try:
                 self._recovery.check_interruption()
                 await self.ownership.wait_for_first(self._pause)
+                await self._disk_reserve.release_before_claim(self._epoch)
                 journal, loaded = await self._open_journal()
                 self.clock.observe(now_ms := await journal.sample_clock_ms())
                 loaded.begin_at(now_ms)
