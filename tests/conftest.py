@@ -65,13 +65,15 @@ def temporary_folder() -> Iterator[Path]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that use a Postgres: `make test-fast` leaves them out.
 
-    Those that kill processes come first, since they take the longest: a run of several workers
-    ends when the last one does.
+    The file of Spark comes first, then those that kill processes, since they take the longest: a
+    run of several workers ends when the last one does.
     """
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker("postgres")
-    items.sort(key=lambda item: KILLS not in item.path.parents)
+    items.sort(
+        key=lambda item: (item.get_closest_marker("jvm") is None, KILLS not in item.path.parents)
+    )
 
 
 @pytest.hookimpl(trylast=True)

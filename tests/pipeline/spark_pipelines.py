@@ -110,13 +110,13 @@ class PipelineTests:
             ("parquet", "commit made", True),
             pytest.param("delta", "files written", False, marks=thorough),
             pytest.param("delta", "commit made", False, marks=thorough),
-            ("delta", "commit made", True),
+            pytest.param("delta", "commit made", True, marks=thorough),
             pytest.param("iceberg", "files written", False, marks=thorough),
             pytest.param("iceberg", "commit made", False, marks=thorough),
-            ("iceberg", "commit made", True),
+            pytest.param("iceberg", "commit made", True, marks=thorough),
             pytest.param("parquet", "tables done", False, marks=thorough),
             pytest.param("parquet", "batch done", True, marks=thorough),
-            ("parquet", "last batch committed", False),
+            pytest.param("parquet", "last batch committed", False, marks=thorough),
             pytest.param("parquet", "last batch committed", True, marks=thorough),
         ],
     )
@@ -188,6 +188,7 @@ class PipelineTests:
         assert is_done(pipe)
         assert sorted(received(drained, target_of(pipe))) == [f'{{"sku":"{sku}"}}' for sku in GOOD]
 
+    @thorough
     def test_a_group_that_was_made_again_publishes_nothing_unnoticed(
         self, spark: SparkSession, drained: Lake
     ) -> None:
@@ -266,6 +267,7 @@ class PipelineTests:
         assert pipe.skus() == [*GOOD, "late"]
         assert drained.group().plan.is_settled
 
+    @thorough
     def test_a_run_for_what_is_there_that_is_stopped_before_its_end_is_to_be_repeated(
         self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -311,6 +313,7 @@ class PipelineTests:
         repaired.run(spark, is_tried_again=True)
         assert is_done(repaired)
 
+    @thorough
     def test_attempts_that_a_disk_has_ended_do_not_count(
         self, spark: SparkSession, drained: Lake, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -350,6 +353,7 @@ class PipelineTests:
         assert sorted(row["sequence_number"] for row in found) == list(range(1, 16))
         assert {*BAD} < {row["body"] for row in found}
 
+    @thorough
     def test_a_table_that_is_ahead_of_the_bus_is_not_trimmed_to_nothing(
         self, spark: SparkSession, drained: Lake
     ) -> None:
@@ -383,6 +387,7 @@ class PipelineTests:
         pipe.run(spark)
         assert is_done(pipe)
 
+    @thorough
     def test_an_older_checkpoint_stops_the_pipeline(
         self, spark: SparkSession, drained: Lake, tmp_path: Path
     ) -> None:

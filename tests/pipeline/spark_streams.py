@@ -190,7 +190,7 @@ class StreamTests:
         ("where", "name", "is_done", "is_checkpoint_lost"),
         [
             pytest.param(ParquetTable, "_publish", False, True, marks=thorough),
-            (Writer, "publish", True, True),
+            pytest.param(Writer, "publish", True, True, marks=thorough),
             pytest.param(Writer, "publish", True, False, marks=thorough),
             pytest.param(batches.Batches, "__call__", True, True, marks=thorough),
         ],

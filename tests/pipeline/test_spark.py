@@ -268,6 +268,7 @@ def test_a_stream_of_several_batches_goes_on_where_it_ended(
     assert group.group().plan.number == 4
 
 
+@pytest.mark.thorough
 def test_a_lost_checkpoint_repeats_the_last_range_under_its_number(
     spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
 ) -> None:
@@ -300,6 +301,7 @@ def test_a_batch_that_failed_is_the_same_after_a_restart(
     assert sorted(set(sink.bodies())) == sorted([*ALL, "c"])
 
 
+@pytest.mark.thorough
 def test_two_queries_of_one_group_the_older_ends(
     spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
 ) -> None:
@@ -316,6 +318,7 @@ def test_two_queries_of_one_group_the_older_ends(
     assert "Only one query at a time reads a group" in text
 
 
+@pytest.mark.thorough
 def test_an_older_checkpoint_is_refused(
     spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
 ) -> None:
@@ -331,6 +334,7 @@ def test_an_older_checkpoint_is_refused(
     assert "Restore the newest checkpoint" in text
 
 
+@pytest.mark.thorough
 def test_stateful_queries_and_retries_see_each_message_once(
     spark: SparkSession, options: dict[str, str], group: Lake, tmp_path: Path
 ) -> None:
