@@ -27,6 +27,7 @@ from postbus.amqp.events import (
     SaslInitReceived,
     TransferReceived,
     UnknownDeliveries,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, OutgoingLink
@@ -130,7 +131,7 @@ class Owner:
 
     def feed(self, data: bytes) -> None:
         while True:
-            events = self.engine.receive_data(data, 1)
+            events = list(one_by_one(self.engine.receive_data(data, 1)))
             for event in events:
                 assert self.closed is None, "an event after the connection closed"
                 self.handle(event)

@@ -25,6 +25,7 @@ from postbus.amqp.events import (
     SaslInitReceived,
     SessionEnded,
     TransferReceived,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
@@ -93,19 +94,18 @@ class Pair:
     def carry_to_broker(self, size: int) -> bool:
         self.to_broker += b"".join(self.client.data_to_send())
         piece, self.to_broker = self.to_broker[:size], self.to_broker[size:]
-        events = self.broker.receive_data(piece, 1)
-        for event in events:
+        for event in one_by_one(self.broker.receive_data(piece, 1)):
             self.on_broker(event)
             if isinstance(event, SaslInitReceived):
                 self.broker.accept_sasl()
-                for later in self.broker.receive_data(b"", 1):
+                for later in one_by_one(self.broker.receive_data(b"", 1)):
                     self.on_broker(later)
         return bool(piece)
 
     def carry_to_client(self, size: int) -> bool:
         self.to_client += b"".join(self.broker.data_to_send())
         piece, self.to_client = self.to_client[:size], self.to_client[size:]
-        for event in self.client.receive_data(piece, 1):
+        for event in one_by_one(self.client.receive_data(piece, 1)):
             self.on_client(event)
         return bool(piece)
 

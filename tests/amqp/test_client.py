@@ -21,6 +21,7 @@ from postbus.amqp.events import (
     SessionBegun,
     SessionEnded,
     TransferReceived,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, OutgoingLink
@@ -317,7 +318,7 @@ def test_send_receive_and_settle_against_the_broker_engine() -> None:
         is_moving = True
         while is_moving:
             data = b"".join(client.data_to_send())
-            for event in broker.receive_data(data, 1):
+            for event in one_by_one(broker.receive_data(data, 1)):
                 heard["broker"].append(event)
                 if isinstance(event, SaslInitReceived):
                     broker.accept_sasl()
@@ -326,7 +327,7 @@ def test_send_receive_and_settle_against_the_broker_engine() -> None:
                 elif isinstance(event, LinkAttached) and isinstance(event.link, OutgoingLink):
                     event.link.accept()
             answer = b"".join(broker.data_to_send())
-            heard["client"] += client.receive_data(answer, 1)
+            heard["client"] += one_by_one(client.receive_data(answer, 1))
             is_moving = bool(data or answer)
 
     client.start()

@@ -26,6 +26,7 @@ from postbus.amqp.events import (
     SessionBegun,
     SessionEnded,
     TransferReceived,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, OutgoingLink
@@ -109,7 +110,7 @@ class Pair:
         return True
 
     def _feed(self, piece: bytes) -> None:
-        for event in self.engine.receive_data(piece, 1):
+        for event in one_by_one(self.engine.receive_data(piece, 1)):
             self.events.append(event)
             if isinstance(event, SaslInitReceived):
                 self.engine.accept_sasl()

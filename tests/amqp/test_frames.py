@@ -18,7 +18,7 @@ from postbus.amqp.frames import (
     TRANSFER_BYTES,
     accepted_disposition,
     frame,
-    link_frame,
+    link_frames,
     parse_disposition,
     parse_transfer,
     raw_fields,
@@ -35,7 +35,7 @@ NUMBERED = st.one_of(st.none(), UINTS)
 
 
 def test_single_frame_transfer_byte_for_byte() -> None:
-    pack = link_frame(3, 7)
+    pack = link_frames(3, 7)
     tag = bytes(range(16))
     expected = (
         b"\x00\x00\x00\x32\x02\x00\x00\x03"  # 50 octets, doff 2, AMQP, channel 3
@@ -44,9 +44,10 @@ def test_single_frame_transfer_byte_for_byte() -> None:
         b"\xa0\x10" + tag + b"\x43\x42\x42\x40\x40\x42\x42\x42"
     )
     assert TRANSFER_BYTES == len(expected) == 50
-    written = pack(8, 0x4000_0001, tag, False)
+    written, following = pack(0x4000_0001, [tag, tag], [8, 0], False)
     assert written == expected[:3] + bytes([len(expected) + 8]) + expected[4:]
-    assert pack(8, 1, tag, True)[-7:-6] == b"\x41"
+    assert following == expected[:23] + b"\x02" + expected[24:]
+    assert pack(1, [tag], [8], True)[0][-7:-6] == b"\x41"
 
 
 def test_accepted_disposition_byte_for_byte() -> None:
@@ -60,7 +61,8 @@ def test_accepted_disposition_byte_for_byte() -> None:
 def test_template_of_transfer_reads_back(
     handle: int, delivery_id: int, tag: bytes, flag: bool
 ) -> None:
-    written = link_frame(1, handle)(3, delivery_id, tag, flag) + b"abc"
+    (head,) = link_frames(1, handle)(delivery_id, [tag], [3], flag)
+    written = head + b"abc"
     assert int.from_bytes(written[:4], "big") == len(written)
     value, end = decode_value(written, 8)
     fields = [handle, delivery_id, tag, 0, flag, False, None, None, False, False, False]

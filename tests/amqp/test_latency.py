@@ -12,10 +12,11 @@ from postbus.amqp.client import ClientConnection
 from postbus.amqp.connection import Connection
 from postbus.amqp.events import (
     DeliveriesUpdated,
-    Event,
     LinkAttached,
     SaslInitReceived,
+    SingleEvent,
     TransferReceived,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, OutgoingLink
@@ -87,14 +88,14 @@ class LongWire:
             self._after(ONE_WAY_MS, lambda: self._at_client(answer))
 
     def _at_broker(self, data: bytes) -> None:
-        events = self.broker.receive_data(data, self.now_ms)
+        events = list(one_by_one(self.broker.receive_data(data, self.now_ms)))
         while events:
-            more: list[Event] = []
+            more: list[SingleEvent] = []
             for event in events:
                 match event:
                     case SaslInitReceived():
                         self.broker.accept_sasl()
-                        more = self.broker.receive_data(b"", self.now_ms)
+                        more += one_by_one(self.broker.receive_data(b"", self.now_ms))
                     case LinkAttached(link) if isinstance(link, IncomingLink):
                         link.accept(max_message_bytes=1 << 20, credit=1_000)
                     case TransferReceived():

@@ -12,6 +12,7 @@ from postbus.amqp.events import (
     LinkAttached,
     SaslInitReceived,
     SessionBegun,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, OutgoingLink
@@ -84,7 +85,7 @@ class Client:
     # --- bytes ----------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> list[Event]:
-        self.events = self.engine.receive_data(data, self.now_ms)
+        self.events = [*one_by_one(self.engine.receive_data(data, self.now_ms))]
         return self.events
 
     def send(self, code: int, *fields: Any, channel: int = 0, payload: bytes = b"") -> list[Event]:

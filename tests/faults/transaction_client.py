@@ -15,6 +15,7 @@ from postbus.amqp.events import (
     LinkAttached,
     LinkDetached,
     TransferReceived,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
@@ -146,7 +147,7 @@ class TransactionClient:
         error: Exception = ConnectionError("the broker hung up")
         try:
             while data := await reader.read(65_536):
-                for event in self._engine.receive_data(data, 0):
+                for event in one_by_one(self._engine.receive_data(data, 0)):
                     self._take(event)
                 self._flush()
         except (OSError, Refused) as cause:

@@ -240,7 +240,7 @@ class Connection:
                 raise AmqpConnectionError(conditions.FRAMING_ERROR, "malformed or oversize frame")
             if end > size:
                 break
-            pos = end
+            begin, pos = pos, end
             if frame_type == SASL_FRAME:
                 self._take_sasl(data, start, end, events)
             elif frame_type != AMQP_FRAME or not self._is_authenticated:
@@ -250,6 +250,10 @@ class Connection:
                 if session is None or session.is_ended:
                     self._take_other(data, start, end, channel, events)
                     continue
+                pos = self._take_alike(session, data, begin, events)
+                if pos > begin:
+                    continue
+                pos = end
                 try:
                     self._take_frame(session, data, start, end, events)
                 except AmqpSessionError as error:  # ends just that
@@ -294,6 +298,15 @@ class Connection:
                 hostname if isinstance(hostname, str) else None,
             )
         )
+
+    def _take_alike(self, session: Session, data: bytes, pos: int, events: list[Event]) -> int:
+        """Take the frames at `pos` that look like the last ones of their kind; return their end."""
+        form, outcome_form = session.form, session.outcome_form
+        if form is not None and data.startswith(form.head, pos + 4):
+            return session.receive_transfers(data, pos, events)
+        if outcome_form is not None and data.startswith(outcome_form.head, pos + 4):
+            return session.receive_outcomes(data, pos, events)
+        return pos
 
     def _take_frame(
         self, session: Session, data: bytes, start: int, end: int, events: list[Event]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from postbus.amqp.conditions import AmqpError
     from postbus.amqp.link import IncomingLink, Link, OutgoingLink
     from postbus.amqp.performatives import DeliveryState
@@ -80,6 +82,28 @@ class TransferReceived(NamedTuple):
     payload: bytes
 
 
+class TransfersReceived(NamedTuple):
+    """Complete deliveries of one link that came in one read and look alike, in order.
+
+    All lists have one length. They have no state and message-format 0.
+    """
+
+    link: IncomingLink
+    delivery_ids: list[int]
+    tags: list[bytes]
+    payloads: list[bytes]
+    is_settled: bool
+
+    def each(self) -> list[TransferReceived]:
+        """Return the same deliveries one by one."""
+        return [
+            TransferReceived(self.link, delivery_id, tag, 0, self.is_settled, None, payload)
+            for delivery_id, tag, payload in zip(
+                self.delivery_ids, self.tags, self.payloads, strict=True
+            )
+        ]
+
+
 @dataclass(slots=True)
 class OversizeReceived:
     """A delivery larger than the link allows was dropped; answer it unless it is settled."""
@@ -129,7 +153,7 @@ class LinkDrained:
     link: IncomingLink
 
 
-Event: TypeAlias = (
+SingleEvent: TypeAlias = (
     SaslInitReceived
     | ConnectionOpened
     | ConnectionClosed
@@ -145,3 +169,14 @@ Event: TypeAlias = (
     | DeliveriesAnswered
     | LinkDrained
 )
+
+Event: TypeAlias = SingleEvent | TransfersReceived
+
+
+def one_by_one(events: Iterable[Event]) -> Iterator[SingleEvent]:
+    """Yield events with runs of transfers taken apart, for owners that gain nothing from them."""
+    for event in events:
+        if isinstance(event, TransfersReceived):
+            yield from event.each()
+        else:
+            yield event

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from postbus.amqp import performatives as p
@@ -52,7 +53,7 @@ TransferFields: TypeAlias = tuple[
 ]
 """handle, delivery-id, tag, message-format, settled, more, state, aborted"""
 
-LinkFrame: TypeAlias = Callable[[int, int, bytes, bool], bytes]
+LinkFrames: TypeAlias = Callable[[int, list[bytes], list[int], bool], list[bytes]]
 
 
 def frame(channel: int, body: bytes, frame_type: int = AMQP_FRAME) -> bytes:
@@ -60,21 +61,29 @@ def frame(channel: int, body: bytes, frame_type: int = AMQP_FRAME) -> bytes:
     return HEADER.pack(len(body) + 8, 2, frame_type, channel) + body
 
 
-def link_frame(channel: int, handle: int) -> LinkFrame:
-    """Return the packer of a link's single-frame transfers.
+def link_frames(channel: int, handle: int) -> LinkFrames:
+    """Return the packer of what precedes the payloads of a link's single-frame transfers.
 
-    Its arguments: bytes of the payload, delivery id, 16-octet tag, whether it is settled.
+    Its arguments: first of consecutive delivery ids, 16-octet tags, bytes of the payloads, whether
+    they are settled.
     """
     pack = _TRANSFER.pack
     size = TRANSFER_BYTES
     length = size - 8 - 5  # what follows the size octet of the list
     head = _TRANSFER_HEAD.pack(2, 0, channel, b"\x00\x53\x14\xc0", length, 11, 0x70, handle, 0x70)
 
-    def pack_transfer(payload_bytes: int, delivery_id: int, tag: bytes, is_settled: bool) -> bytes:
+    def pack_transfers(
+        first: int, tags: list[bytes], payload_bytes: list[int], is_settled: bool
+    ) -> list[bytes]:
         tail = _SETTLED_TAIL if is_settled else _UNSETTLED_TAIL
-        return pack(size + payload_bytes, head, delivery_id, b"\xa0\x10", tag, tail)
+        return [
+            pack(size + length, head, delivery_id, b"\xa0\x10", tag, tail)
+            for delivery_id, (tag, length) in enumerate(
+                zip(tags, payload_bytes, strict=True), first
+            )
+        ]
 
-    return pack_transfer
+    return pack_transfers
 
 
 def accepted_disposition(channel: int, is_receiver: bool, first: int, last: int) -> bytes:
@@ -133,48 +142,78 @@ def parse_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, i
 
 
 class TransferForm(NamedTuple):
-    """Common part of the transfers of a link, learned from one; id, tag and payload differ.
+    """Common part of the transfer frames of a link, learned from one; id, tag and payload differ.
 
-    `head` ends with the constructor of a four-octet delivery-id; `tail` follows the tag. Offsets
-    count from the start of the performative.
+    `head` follows the octets of the frame's size, up to the constructor of a four-octet
+    delivery-id; `tag_kind` has constructor and length of the tag, `tail` follows the tag.
+    `least_bytes`: size of such a frame without payload.
     """
 
+    unpack: Callable[[bytes, int], tuple[int, bytes, int, bytes, bytes, bytes]]
     head: bytes
-    id_at: int
-    tag_at: int
-    tail_at: int
+    tag_kind: bytes
     tail: bytes
-    payload_at: int
+    least_bytes: int
     is_settled: bool
 
 
-ID_AND_TAG: Final = struct.Struct(">IBB").unpack_from
-"""delivery-id, constructor and length of the tag"""
 SHORT_BINARY: Final = 0xA0
 
 
-def learn_transfer(data: bytes, start: int, payload_at: int) -> TransferForm | None:
+def learn_transfer(data: bytes, start: int, payload_at: int, channel: int) -> TransferForm | None:
     """Return the form of a plain transfer read by `parse_transfer`, or None for an unusual one."""
     pos = start + 6 if data[start + 3] == 0xC0 else start + 12
     pos += {0x43: 1, 0x52: 2}.get(data[pos], 5)
     if data[pos] != 0x70 or payload_at - pos < 7:
         return None
     id_at = pos + 1
-    _, kind, tag_bytes = ID_AND_TAG(data, id_at)
-    tail_at = id_at + 6 + tag_bytes
-    tail = data[tail_at:payload_at]
+    tag_kind = data[id_at + 4 : id_at + 6]
+    tail = data[id_at + 6 + tag_kind[1] : payload_at]
     simple = _TAILS.get(tail)
-    if kind != SHORT_BINARY or simple is None:
+    if tag_kind[0] != SHORT_BINARY or simple is None:
         return None
-    return TransferForm(
-        data[start:id_at],
-        id_at - start,
-        id_at + 6 - start,
-        tail_at - start,
-        tail,
-        payload_at - start,
-        simple[1],
-    )
+    head = _FRAME_REST.pack(2, AMQP_FRAME, channel) + data[start:id_at]
+    layout = _transfer_layout(len(head), tag_kind[1], len(tail))
+    return TransferForm(layout.unpack_from, head, tag_kind, tail, layout.size, simple[1])
+
+
+_FRAME_REST: Final = struct.Struct(">BBH")
+"""Header of a frame after its size: data offset in words, type, channel."""
+
+
+@lru_cache(maxsize=256)  # a peer may alternate between forms
+def _transfer_layout(head_bytes: int, tag_bytes: int, tail_bytes: int) -> struct.Struct:
+    return struct.Struct(f">I{head_bytes}sI2s{tag_bytes}s{tail_bytes}s")
+
+
+def scan_transfers(
+    form: TransferForm, data: bytes, pos: int, most_bytes: int
+) -> tuple[list[int], list[bytes], list[bytes], int]:
+    """Return ids, tags and payloads of the whole frames of a form at `pos`, and where they end.
+
+    It stops before the first frame of another form, of more than `most_bytes` or not yet complete.
+    """
+    unpack, head, tag_kind, tail, least_bytes, _ = form
+    ids: list[int] = []
+    tags: list[bytes] = []
+    payloads: list[bytes] = []
+    size = len(data)
+    while pos + least_bytes <= size:
+        frame_bytes, its_head, delivery_id, its_kind, tag, its_tail = unpack(data, pos)
+        end = pos + frame_bytes
+        if (
+            its_head != head
+            or its_kind != tag_kind
+            or its_tail != tail
+            or end > size
+            or not least_bytes <= frame_bytes <= most_bytes
+        ):
+            break
+        ids.append(delivery_id)
+        tags.append(tag)
+        payloads.append(data[pos + least_bytes : end])
+        pos = end
+    return ids, tags, payloads, pos
 
 
 def _simple_tails() -> dict[bytes, tuple[int, bool]]:
@@ -259,6 +298,63 @@ def parse_disposition(
     if is_settled is None:
         return None
     return first, last, is_settled, ACCEPTED
+
+
+class OutcomeForm(NamedTuple):
+    """Common part of a receiver's frames that accept one delivery each, learned from one.
+
+    `head` follows the octets of the frame's size, up to the octets of `first`; `tail` follows
+    those of `last`.
+    """
+
+    unpack: Callable[[bytes, int], tuple[int, bytes, int, int, int, bytes]]
+    head: bytes
+    tail: bytes
+    frame_bytes: int
+    is_settled: bool
+
+
+def learn_outcome(
+    data: bytes, start: int, end: int, channel: int, *, is_settled: bool
+) -> OutcomeForm | None:
+    """Return the form of a disposition read by `parse_disposition`, None without a `last`."""
+    if data[start + 12] != _FULL_UINT:
+        return None
+    head = _FRAME_REST.pack(2, AMQP_FRAME, channel) + data[start : start + 8]
+    tail = data[start + _DISPOSITION_HEAD_BYTES : end]
+    layout = _outcome_layout(len(head), len(tail))
+    return OutcomeForm(layout.unpack_from, head, tail, layout.size, is_settled)
+
+
+_FULL_UINT: Final = 0x70
+
+
+@lru_cache(maxsize=16)
+def _outcome_layout(head_bytes: int, tail_bytes: int) -> struct.Struct:
+    return struct.Struct(f">I{head_bytes}sIBI{tail_bytes}s")
+
+
+def scan_outcomes(form: OutcomeForm, data: bytes, pos: int) -> tuple[list[int], int]:
+    """Return the ids of the whole frames of a form at `pos`, and where they end.
+
+    It stops before the first frame of another form, of several deliveries or not yet complete.
+    """
+    unpack, head, tail, frame_bytes, _ = form
+    ids: list[int] = []
+    latest = len(data) - frame_bytes
+    while pos <= latest:
+        its_bytes, its_head, first, last_kind, last, its_tail = unpack(data, pos)
+        if (
+            first != last
+            or its_head != head
+            or its_tail != tail
+            or its_bytes != frame_bytes
+            or last_kind != _FULL_UINT
+        ):
+            break
+        ids.append(first)
+        pos += frame_bytes
+    return ids, pos
 
 
 def _parse_short_disposition(

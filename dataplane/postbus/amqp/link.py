@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from postbus.amqp import performatives as p
 from postbus.amqp.conditions import AmqpError
-from postbus.amqp.frames import link_frame
+from postbus.amqp.frames import link_frames
 from postbus.amqp.performatives import NULL, DeliveryState, Terminus
 from postbus.amqp.serial import SERIAL
 from postbus.message.codec import Symbol, Ubyte, encode_value
@@ -184,7 +184,7 @@ class OutgoingLink(Link):
     with `sent`; drained credit is not part of it. `open_count` deliveries are not settled.
     """
 
-    __slots__ = ("_transfer", "is_draining", "limit", "max_message_bytes", "open_count", "sent")
+    __slots__ = ("_pack", "is_draining", "limit", "max_message_bytes", "open_count", "sent")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -193,7 +193,7 @@ class OutgoingLink(Link):
         self.open_count = 0
         self.is_draining = False
         self.max_message_bytes: int | None = None
-        self._transfer = link_frame(self.session.channel, self.handle)
+        self._pack = link_frames(self.session.channel, self.handle)
 
     @property
     def credit(self) -> int:
@@ -219,19 +219,27 @@ class OutgoingLink(Link):
         self.delivery_count += 1
         if not is_settled:
             self.open_count += 1
-        self.session.send_transfer(self, self._transfer, tag, parts, is_settled, message_format)
+        self.session.send_transfer(self, self._pack, tag, parts, is_settled, message_format)
 
     def send_all(
-        self, deliveries: list[tuple[bytes, tuple[bytes, ...]]], *, is_settled: bool
+        self,
+        tags: list[bytes],
+        parts: list[tuple[bytes, ...]],
+        payload_bytes: list[int],
+        *,
+        is_settled: bool,
     ) -> None:
-        """Send several deliveries. Shape: (tag, parts) each, as for `send`."""
+        """Send several deliveries with tags of 16 octets, as `send` does; the lists have one
+        length.
+        """
         if not self.is_attached:
             return
-        self.sent += len(deliveries)
-        self.delivery_count += len(deliveries)
+        count = len(tags)
+        self.sent += count
+        self.delivery_count += count
         if not is_settled:
-            self.open_count += len(deliveries)
-        self.session.send_transfers(self, self._transfer, deliveries, is_settled)
+            self.open_count += count
+        self.session.send_transfers(self, self._pack, tags, parts, payload_bytes, is_settled)
 
     def on_flow(self, delivery_count: int | None, credit: int, *, is_draining: bool) -> None:
         """Take the peer's credit (2.6.7)."""

@@ -30,19 +30,23 @@ from postbus.amqp.events import (
     LinkFlowed,
     OversizeReceived,
     TransferReceived,
+    TransfersReceived,
     UnknownDeliveries,
 )
 from postbus.amqp.frames import (
-    ID_AND_TAG,
-    SHORT_BINARY,
-    LinkFrame,
+    TRANSFER_BYTES,
+    LinkFrames,
+    OutcomeForm,
     TransferFields,
     TransferForm,
     accepted_disposition,
     frame,
+    learn_outcome,
     learn_transfer,
     parse_disposition,
     parse_transfer,
+    scan_outcomes,
+    scan_transfers,
 )
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState
@@ -50,13 +54,9 @@ from postbus.amqp.serial import SERIAL, gaps_of, known_between
 from postbus.message.codec import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from postbus.amqp.connection import Connection
 
-_new = tuple.__new__
-
-_Held: TypeAlias = tuple[OutgoingLink, LinkFrame, bytes, tuple[bytes, ...], bool, int]
+_Held: TypeAlias = tuple[OutgoingLink, LinkFrames, bytes, tuple[bytes, ...], bool, int]
 
 _Begun: TypeAlias = tuple[OutgoingLink, int, bytes, bytes, int, bool, int]
 """link, delivery-id, tag, payload, bytes written, settled, message-format"""
@@ -96,7 +96,9 @@ class Session:
         self._begun: _Begun | None = None  # a delivery interrupted by a closed window
         self._drained: dict[OutgoingLink, None] = {}  # drains to answer when no delivery is held
         self._decided: set[int] = set()  # unsettled deliveries with an outcome from the peer
-        self._form: TransferForm | None = None  # of the current transfers, on `_form_link`
+        self.form: TransferForm | None = None
+        """Form of the current transfers, on `_form_link`."""
+        self.outcome_form: OutcomeForm | None = None
         self._form_link: IncomingLink | None = None
 
     # --- sending --------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class Session:
     def send_transfer(
         self,
         link: OutgoingLink,
-        pack: LinkFrame,
+        pack: LinkFrames,
         tag: bytes,
         parts: tuple[bytes, ...],
         is_settled: bool,
@@ -192,36 +194,34 @@ class Session:
     def send_transfers(
         self,
         link: OutgoingLink,
-        pack: LinkFrame,
-        deliveries: Iterable[tuple[bytes, tuple[bytes, ...]]],
+        pack: LinkFrames,
+        tags: list[bytes],
+        parts: list[tuple[bytes, ...]],
+        payload_bytes: list[int],
         is_settled: bool,
     ) -> None:
-        """Write or hold many deliveries (tag, parts) of one link, like `send_transfer`."""
-        connection = self.connection
-        payload_limit = connection.payload_limit
-        unsettled = self.unsettled
+        """Write or hold many deliveries of one link, like `send_transfer`."""
+        connection, first, count = self.connection, self._next_delivery_id, len(tags)
+        if (
+            count > self._remote_window
+            or self._held
+            or max(payload_bytes) > connection.payload_limit
+            or first + count >= SERIAL
+        ):
+            for tag, each in zip(tags, parts, strict=True):
+                self.send_transfer(link, pack, tag, each, is_settled, 0)
+            return
+        heads = pack(first, tags, payload_bytes, is_settled)
+        self._next_delivery_id = first + count
+        self._next_outgoing_id = (self._next_outgoing_id + count) % SERIAL
+        self._remote_window -= count
+        if not is_settled:
+            self.unsettled.update(enumerate([(link, tag) for tag in tags], first))
         out: list[bytes] = []
-        out_bytes = 0
-        for tag, parts in deliveries:
-            size = 0
-            for part in parts:
-                size += len(part)
-            if self._remote_window <= 0 or self._held or size > payload_limit or len(tag) != 16:
-                connection.write_all(out, out_bytes)
-                out, out_bytes = [], 0
-                self.send_transfer(link, pack, tag, parts, is_settled, 0)
-                continue
-            delivery_id = self._next_delivery_id
-            self._next_delivery_id = (delivery_id + 1) & 0xFFFF_FFFF
-            self._next_outgoing_id = (self._next_outgoing_id + 1) & 0xFFFF_FFFF
-            self._remote_window -= 1
-            if not is_settled:
-                unsettled[delivery_id] = (link, tag)
-            head = pack(size, delivery_id, tag, is_settled)
+        for head, each in zip(heads, parts, strict=True):
             out.append(head)
-            out += parts
-            out_bytes += len(head) + size
-        connection.write_all(out, out_bytes)
+            out += each
+        connection.write_all(out, sum(payload_bytes) + count * TRANSFER_BYTES)
 
     @property
     def held_count(self) -> int:
@@ -336,45 +336,30 @@ class Session:
                 link.echo_flow()
         return events
 
+    def receive_transfers(self, data: bytes, pos: int, events: list[Event]) -> int:
+        """Take the whole frames at `pos` that look like the last transfer; return their end."""
+        form, link = self.form, self._form_link
+        if form is None or link is None or not link.is_attached or link.partial_transfer:
+            return pos
+        most_bytes = self.connection.limits.max_frame_bytes
+        if link.max_message_bytes > 0:
+            most_bytes = min(most_bytes, form.least_bytes + link.max_message_bytes)
+        ids, tags, payloads, end = scan_transfers(form, data, pos, most_bytes)
+        if ids:
+            count = len(ids)
+            self._next_incoming_id = (self._next_incoming_id + count) & 0xFFFF_FFFF
+            self._window_left -= count
+            if self._window_left < self._window_size >> 1:
+                self.write_flow()
+            link.delivery_count += count
+            link.credit -= count
+            events.append(TransfersReceived(link, ids, tags, payloads, form.is_settled))
+        return end
+
     def receive_transfer_frame(
         self, data: bytes, start: int, end: int, events: list[Event]
     ) -> None:
-        """Take a transfer in place, at `start`; one like the previous takes a fast path."""
-        form, link = self._form, self._form_link
-        if form is not None and link is not None and data.startswith(form.head, start):
-            delivery_id, kind, tag_bytes = ID_AND_TAG(data, start + form.id_at)
-            tag_at, tail_at = start + form.tag_at, start + form.tail_at
-            payload_at = start + form.payload_at
-            if (
-                tag_bytes == tail_at - tag_at
-                and kind == SHORT_BINARY
-                and data.startswith(form.tail, tail_at)
-                and payload_at <= end
-                and link.is_attached
-                and link.partial_transfer is None
-                and not 0 < link.max_message_bytes < end - payload_at
-            ):
-                self._next_incoming_id = (self._next_incoming_id + 1) & 0xFFFF_FFFF
-                self._window_left -= 1
-                if self._window_left < self._window_size >> 1:
-                    self.write_flow()
-                link.delivery_count += 1
-                link.credit -= 1
-                events.append(
-                    _new(
-                        TransferReceived,
-                        (
-                            link,
-                            delivery_id,
-                            data[tag_at:tail_at],
-                            0,
-                            form.is_settled,
-                            None,
-                            data[payload_at:end],
-                        ),
-                    )
-                )
-                return
+        """Take a transfer in place, at `start`."""
         fields, payload_at = parse_transfer(data, start, end)
         event = self.receive_transfer(fields, data[payload_at:end])
         if event is not None:
@@ -389,7 +374,7 @@ class Session:
         nothing.
         """
         if fields[1] is not None and not fields[3] and fields[6] is None:
-            self._form = learn_transfer(data, start, payload_at)
+            self.form = learn_transfer(data, start, payload_at, self.remote_channel)
             self._form_link = link
 
     def receive_transfer(self, fields: TransferFields, payload: bytes) -> Event | None:
@@ -474,6 +459,35 @@ class Session:
             whole,
         )
 
+    def receive_outcomes(self, data: bytes, pos: int, events: list[Event]) -> int:
+        """Take the whole frames at `pos` that look like the last acceptance; return their end."""
+        form = self.outcome_form
+        if form is None:
+            return pos
+        ids, end = scan_outcomes(form, data, pos)
+        is_settled, unsettled, decided = form.is_settled, self.unsettled, self._decided
+        event: DeliveriesUpdated | None = None
+        for delivery_id in ids:
+            entry = unsettled.get(delivery_id)
+            if entry is None or delivery_id in decided:
+                event = None
+                self._receive_range(delivery_id, delivery_id, is_settled, ACCEPTED, events)
+            elif event is None or entry[0] is not event.link:
+                self._update(delivery_id, entry, is_settled, ACCEPTED, events)
+                last = events[-1]
+                assert isinstance(last, DeliveriesUpdated)
+                event = last
+            else:
+                link, tag = entry
+                if is_settled:
+                    del unsettled[delivery_id]
+                    link.open_count -= 1
+                else:
+                    decided.add(delivery_id)
+                event.delivery_ids.append(delivery_id)
+                event.tags.append(tag)
+        return end
+
     def receive_disposition_frame(
         self, data: bytes, start: int, end: int, events: list[Event]
     ) -> bool:
@@ -482,6 +496,9 @@ class Session:
         if usual is None:
             return False
         first, last, is_settled, state = usual
+        if first == last:
+            channel = self.remote_channel
+            self.outcome_form = learn_outcome(data, start, end, channel, is_settled=is_settled)
         entry = self.unsettled.get(first)
         if first == last and entry is not None and first not in self._decided:
             self._update(first, entry, is_settled, state, events)
@@ -607,7 +624,7 @@ class Session:
     def _write_transfer(
         self,
         link: OutgoingLink,
-        pack: LinkFrame,
+        pack: LinkFrames,
         tag: bytes,
         parts: tuple[bytes, ...],
         is_settled: bool,
@@ -624,7 +641,7 @@ class Session:
         if size <= connection.payload_limit and len(tag) == 16 and not message_format:
             self._remote_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & 0xFFFF_FFFF
-            head = pack(size, delivery_id, tag, is_settled)
+            (head,) = pack(delivery_id, [tag], [size], is_settled)
             connection.write_all([head, *parts], len(head) + size)
             return
         whole = b"".join(parts)
@@ -708,7 +725,7 @@ class Session:
         self._begun = None
         self._drained.clear()
         self._decided.clear()
-        self._form = self._form_link = None
+        self.form = self._form_link = self.outcome_form = None
         self.unsettled.clear()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from postbus.edge.amqp import sender_links
 from postbus.message.codec import Described, Symbol, Uint, Ulong, decode_value, encode_value
 from postbus.message.sections import BATCH_FORMAT, slice_message
 from tests.edge.bus_thread import RULES, BusThread, sas_token
@@ -132,13 +133,22 @@ def test_pipelined_transfers_are_each_settled(bus: BusThread, raw: RawClient, qu
     assert bus.counts(queue).active == 500
 
 
+FIRST_IDS = pytest.mark.parametrize("first", [0, 70_000])
+"""Transfers with ids above 255, of four octets, are read as runs."""
+
+
 @pytest.mark.behaviour("S12", "S16")
+@FIRST_IDS
 def test_one_bad_transfer_among_many_fails_alone(
-    bus: BusThread, raw: RawClient, queue: str
+    bus: BusThread, raw: RawClient, queue: str, first: int
 ) -> None:
     raw.attach_sender(queue)
-    bad = {17: b"\xffgarbage", 50: message(b"x" * 300_000), 60: b"\x00\x53\x70"}
-    for number in range(100):
+    bad = {
+        first + 17: b"\xffgarbage",
+        first + 50: message(b"x" * 300_000),
+        first + 60: b"\x00\x53\x70",
+    }
+    for number in range(first, first + 100):
         payload = bad.get(number, message(b"good"))
         pieces = [payload[at : at + 60_000] for at in range(0, len(payload), 60_000)]
         for piece in pieces[:-1]:
@@ -148,6 +158,26 @@ def test_one_bad_transfer_among_many_fails_alone(
     assert {number for number, code in outcomes.items() if code == REJECTED} == set(bad)
     assert set(outcomes.values()) == {ACCEPTED, REJECTED}
     assert bus.counts(queue).active == 97
+
+
+def test_deliveries_above_the_limit_of_unanswered_ones_are_refused(
+    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = 70_000
+    monkeypatch.setattr(sender_links, "MAX_UNANSWERED", 1)
+    raw.attach_sender(queue)
+    raw.write(raw.transfer(first, message(b"taken")))
+    assert raw.dispositions(1) == {first: ACCEPTED}
+    batch = encode_value(Described(Ulong(0x75), message(b"taken, and not answered yet")))
+    raw.write(
+        raw.transfer(first + 1, batch, message_format=BATCH_FORMAT),
+        *[raw.transfer(each, message(b"refused")) for each in range(first + 2, first + 10)],
+    )
+    refused = dict.fromkeys(range(first + 2, first + 10), REJECTED)
+    assert raw.dispositions(9) == refused | {first + 1: ACCEPTED}
+    raw.write(raw.transfer(first + 10, message(b"taken")))
+    assert raw.dispositions(1) == {first + 10: ACCEPTED}
+    assert bus.counts(queue).active == 3
 
 
 @pytest.mark.behaviour("S19")
@@ -165,16 +195,25 @@ def test_transfers_in_one_segment_and_in_single_bytes_are_all_read(
 
 
 @pytest.mark.behaviour("S22", "S23", "S24")
-def test_pre_settled_transfers_get_no_outcome(bus: BusThread, raw: RawClient, queue: str) -> None:
+@FIRST_IDS
+def test_pre_settled_transfers_get_no_outcome(
+    bus: BusThread, raw: RawClient, queue: str, first: int
+) -> None:
     raw.attach_sender(queue)
     raw.write(
-        raw.transfer(0, message(b"one"), settled=True),
-        raw.transfer(1, b"\xffrefused", settled=True),
-        raw.transfer(2, message(b"x" * 50), settled=True),
-        raw.transfer(3, message(b"answered")),
+        raw.transfer(first, message(b"one"), settled=True),
+        raw.transfer(first + 1, message(b"two"), settled=True),
+        raw.transfer(first + 2, message(b"x" * 50), settled=True),
+        raw.transfer(first + 3, message(b"answered")),
     )
-    assert raw.dispositions(1) == {3: ACCEPTED}
-    assert bus.counts(queue).active == 3
+    assert raw.dispositions(1) == {first + 3: ACCEPTED}
+    raw.write(
+        raw.transfer(first + 4, message(b"one"), settled=True),
+        raw.transfer(first + 5, b"\xffrefused", settled=True),
+        raw.transfer(first + 6, message(b"answered")),
+    )
+    assert raw.dispositions(1) == {first + 6: ACCEPTED}
+    assert bus.counts(queue).active == 6
 
 
 def in_parts(raw: RawClient, delivery_id: int, payload: bytes, *, is_settled: bool) -> bytes:

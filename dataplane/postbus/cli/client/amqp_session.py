@@ -25,7 +25,6 @@ from postbus.amqp.events import (
     ConnectionOpened,
     DeliveriesAnswered,
     DeliveriesUpdated,
-    Event,
     LinkAttached,
     LinkDetached,
     LinkDrained,
@@ -34,8 +33,10 @@ from postbus.amqp.events import (
     SaslInitReceived,
     SessionBegun,
     SessionEnded,
+    SingleEvent,
     TransferReceived,
     UnknownDeliveries,
+    one_by_one,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
@@ -103,7 +104,7 @@ class AmqpSession:
         )
         try:
             while data := await reader.read(1 << 18):
-                for event in self._engine.receive_data(data, _now_ms()):
+                for event in one_by_one(self._engine.receive_data(data, _now_ms())):
                     self._take(event)
                 self.flush()
         except RefusedError as error:
@@ -117,7 +118,7 @@ class AmqpSession:
         """Keep the connection alive."""
         while True:
             await asyncio.sleep(self._engine.tick_interval_ms / 1_000)
-            for event in self._engine.tick(_now_ms()):
+            for event in one_by_one(self._engine.tick(_now_ms())):
                 self._take(event)
             self.flush()
 
@@ -243,7 +244,7 @@ class AmqpSession:
 
     # --- events ---------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: SingleEvent) -> None:
         match event:
             case ConnectionOpened():
                 if not self._opened.done():

@@ -30,6 +30,7 @@ from postbus.amqp.events import (
     SessionBegun,
     SessionEnded,
     TransferReceived,
+    TransfersReceived,
     UnknownDeliveries,
 )
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
@@ -344,6 +345,12 @@ class AmqpConnection:
             match event:
                 case TransferReceived():
                     burst, sending = [event], event.link
+                case TransfersReceived(link):
+                    endpoint = self._endpoints.get(link)
+                    if isinstance(endpoint, SenderEndpoint):
+                        endpoint.receive_run(event)
+                    elif isinstance(endpoint, RequestEndpoint | CoordinatorEndpoint):
+                        endpoint.receive(event.each())
                 case OversizeReceived():
                     endpoint = self._endpoints.get(event.link)
                     if isinstance(endpoint, SenderEndpoint | RequestEndpoint | CoordinatorEndpoint):

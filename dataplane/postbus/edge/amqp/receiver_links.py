@@ -342,30 +342,25 @@ class ReceiverEndpoint:
     def _send(self, deliveries: list[Delivery]) -> None:
         is_settled = not self._is_locking
         size_bytes = 0
-        wire: list[tuple[bytes, tuple[bytes, ...]]] = []
+        tags = [delivery[0] for delivery in deliveries]
+        if is_settled:
+            first, self._tag = self._tag + 1, self._tag + len(deliveries)
+            tags = [number.to_bytes(16, "big") for number in range(first, self._tag + 1)]
+        parts: list[tuple[bytes, ...]] = []
+        payload_bytes: list[int] = []
         for token, until_ms, sequence, enqueued_ms, count, ttl_ms, envelope in deliveries:
-            tag = token
-            if is_settled:
-                self._tag += 1
-                tag = self._tag.to_bytes(16, "big")
+            locked_until_ms = None if is_settled else until_ms
             prefix = encode_prefix(
-                envelope,
-                sequence=sequence,
-                enqueued_ms=enqueued_ms,
-                delivery_count=count,
-                ttl_ms=ttl_ms,
-                locked_until_ms=None if is_settled else until_ms,
-                lock_token=token,
+                envelope, sequence, enqueued_ms, count, ttl_ms, locked_until_ms, token
             )
             size_bytes += envelope.size_bytes
-            properties, application = envelope.properties, envelope.application_properties
+            properties, body = envelope.properties, envelope.body
+            application = envelope.application_properties
             if ttl_ms is not None:
                 properties = with_times(properties, enqueued_ms, ttl_ms)
-            if properties or application:
-                wire.append((tag, (prefix, properties, application, envelope.body)))
-            else:
-                wire.append((tag, (prefix, envelope.body)))
-        self._link.send_all(wire, is_settled=is_settled)
+            parts.append((prefix, properties, application, body))
+            payload_bytes.append(len(prefix) + len(properties) + len(application) + len(body))
+        self._link.send_all(tags, parts, payload_bytes, is_settled=is_settled)
         if self._is_locking:
             self._window.unsettled_count += len(deliveries)
         self._window.note_sent(len(deliveries), size_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from postbus.amqp.events import OversizeReceived, TransferReceived
+from postbus.amqp.events import OversizeReceived, TransferReceived, TransfersReceived
 from postbus.amqp.link import IncomingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
 from postbus.broker.address import Address
@@ -70,6 +70,10 @@ class SenderEndpoint:
         """Number of messages that the client may send."""
         return self._link.credit
 
+    @property
+    def _is_busy(self) -> bool:
+        return self._inflight.is_full(self._account) or self._waiting >= MAX_UNANSWERED
+
     def attach(self, max_message_bytes: int, max_batch_bytes: int) -> None:
         """Answer the attach and grant the first credit."""
         self._max_batch_bytes = max_batch_bytes
@@ -80,12 +84,31 @@ class SenderEndpoint:
             properties={"com.microsoft:max-message-batch-size": Ulong(max_batch_bytes)},
         )
 
+    def receive_run(self, run: TransfersReceived) -> None:
+        """Enqueue deliveries that look alike, in order."""
+        payloads = run.payloads
+        if self._is_busy:
+            self.receive(run.each())
+            return
+        try:
+            envelopes = [slice_message(payload) for payload in payloads]
+        except DecodeError:  # which one is found out one by one
+            self.receive(run.each())
+            return
+        self.idleness.is_used = True
+        self._waiting += len(payloads)
+        self._last_bytes = len(payloads[-1]) or 1
+        name_messages(envelopes)
+        ids = [PRE_SETTLED] * len(payloads) if run.is_settled else run.delivery_ids
+        size_bytes = sum(map(len, payloads))
+        self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
+
     def receive(self, transfers: list[TransferReceived]) -> None:
         """Enqueue the deliveries of this link from one read, in order."""
         envelopes: list[Envelope] = []
         ids: list[int] = []
         size_bytes = 0
-        is_busy = self._inflight.is_full(self._account) or self._waiting >= MAX_UNANSWERED
+        is_busy = self._is_busy
         self.idleness.is_used = True
         self._waiting += len(transfers)
         self._last_bytes = len(transfers[-1].payload) or 1
