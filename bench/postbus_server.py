@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import procfs
@@ -59,6 +60,18 @@ def document(kind: str, name: str, owner: str, properties: str) -> str:
     return _ENTITY.format(kind=kind, name=name, owner=owner, properties=properties)
 
 
+def python_build() -> str:
+    """Return the version of this Python, and whether a profile guided its compiler.
+
+    Debian's build has a profile and does not say so: its packaging does what the option does.
+    """
+    options = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    debian = "--with-wheel-pkg-dir=/usr/share/python-wheels"
+    is_profiled = any(each in options for each in ("--enable-optimizations", debian))
+    built = "profile-guided" if is_profiled else "not profile-guided"
+    return f"Python {sys.version.split()[0]} ({built})"
+
+
 class Postbus(Server):
     """The broker of this repository, run by the Python that runs the benchmark."""
 
@@ -100,9 +113,8 @@ class Postbus(Server):
             own = importlib.metadata.version("postbus")
         except importlib.metadata.PackageNotFoundError:
             own = "from source"
-        python = sys.version.split()[0]
         postgres = self._postgres_version() if self.is_running else "Postgres"
-        return f"{own}, Python {python}, {postgres}"
+        return f"{own}, {python_build()}, {postgres}"
 
     def prepare(self, *, fresh: bool) -> None:
         """Write the manifests; `fresh` starts with an empty data directory."""
