@@ -7,6 +7,10 @@ it and moves, `FULL` everything. For settled rows that stay, `KEEP` serves the h
 their arguments, which are the columns of `changes.py`. Up to `KEEP_PUBLISH` there is a form whose
 rows go beside it as a COPY (ADR 49).
 Sub-statements share a snapshot: none sees the writes of another.
+
+Arrays are taken apart one by one in the list of columns: all in one `unnest` of the `from` clause
+would be copied into a tuplestore each. Both pad the shorter of two arrays with nulls: the columns
+of a table are made from one list (`changes.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ values ($1, $2, $3, $4, $5)
 DELETE_ONE: Final = "delete from message where row_key = $1"
 INSERT: Final = """
 insert into message (row_key, enqueued_ms, envelope, application_properties, body)
-select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
+select unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), unnest($4::bytea[]),
+       unnest($5::bytea[])
 """
 DELETE: Final = "delete from message where row_key = any ($1::bigint[])"
 MIXED: Final = """
@@ -29,7 +34,8 @@ with gone as (
     delete from message where row_key = any ($6::bigint[])
 )
 insert into message (row_key, enqueued_ms, envelope, application_properties, body)
-select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
+select unnest($1::bigint[]), unnest($2::bigint[]), unnest($3::bytea[]), unnest($4::bytea[]),
+       unnest($5::bytea[])
 """
 TAKE: Final = """
 with gone as (
@@ -88,10 +94,8 @@ gone as (
 RESERVED: Final = """
 reserved as (
     insert into block (first_key, size, entity_no, sub_queue, first_sequence)
-    select * from unnest(
-        {block_keys}::bigint[], {block_sizes}::int[], {block_nos}::int[],
-        {block_queues}::smallint[], {block_sequences}::bigint[]
-    )
+    select unnest({block_keys}::bigint[]), unnest({block_sizes}::int[]), unnest({block_nos}::int[]),
+           unnest({block_queues}::smallint[]), unnest({block_sequences}::bigint[])
 )
 """
 ATTEMPTED: Final = """
@@ -104,14 +108,13 @@ attempted as (
 EMBODIED: Final = """
 embodied as (
     insert into body (body_id, chunk, data)
-    select body_id, 0, data
-    from unnest({inline_ids}::bigint[], {inline_bodies}::bytea[]) as b (body_id, data)
+    select unnest({inline_ids}::bigint[]), 0, unnest({inline_bodies}::bytea[])
 )
 """
 SHARING: Final = """
 sharing as (
     insert into shared (body_id, row_keys)
-    select * from unnest({shared_ids}::bigint[], {shared_keys}::bytea[])
+    select unnest({shared_ids}::bigint[]), unnest({shared_keys}::bytea[])
 )
 """
 UNSHARED: Final = """
@@ -127,15 +130,14 @@ disembodied as (
 SEEING: Final = """
 seeing as (
     insert into seen (entity_no, first_ms, last_ms, digests)
-    select * from unnest(
-        {seen_nos}::int[], {seen_first_ms}::bigint[], {seen_last_ms}::bigint[], {digests}::bytea[]
-    )
+    select unnest({seen_nos}::int[]), unnest({seen_first_ms}::bigint[]),
+           unnest({seen_last_ms}::bigint[]), unnest({digests}::bytea[])
 )
 """
 ARRIVED: Final = """
 arrived as (
     insert into inbound as i (source_partition, entity_no, last_number)
-    select * from unnest({in_sources}::int[], {in_nos}::int[], {in_numbers}::bigint[])
+    select unnest({in_sources}::int[]), unnest({in_nos}::int[]), unnest({in_numbers}::bigint[])
     on conflict (entity_no, source_partition) do update
     set last_number = greatest(excluded.last_number, i.last_number)
 )
@@ -145,18 +147,14 @@ inserted as (
     insert into message (
         row_key, enqueued_ms, envelope, application_properties, body, body_id
     )
-    select * from unnest(
-        {keys}::bigint[], {enqueued}::bigint[], {envelopes}::bytea[], {properties}::bytea[],
-        {bodies}::bytea[], {body_ids}::bigint[]
-    )
+    select unnest({keys}::bigint[]), unnest({enqueued}::bigint[]), unnest({envelopes}::bytea[]),
+           unnest({properties}::bytea[]), unnest({bodies}::bytea[]), unnest({body_ids}::bigint[])
 )
 """
 PLAIN_ROWS: Final = """
 insert into message (row_key, enqueued_ms, envelope, application_properties, body)
-select * from unnest(
-    {keys}::bigint[], {enqueued}::bigint[], {envelopes}::bytea[], {properties}::bytea[],
-    {bodies}::bytea[]
-)
+select unnest({keys}::bigint[]), unnest({enqueued}::bigint[]), unnest({envelopes}::bytea[]),
+       unnest({properties}::bytea[]), unnest({bodies}::bytea[])
 """
 BODIES_GONE: Final = """
 select string_agg(int8send(body_id), ''::bytea) as released from gone where body_id is not null
@@ -189,9 +187,10 @@ SETTLING: Final = """
 settling as (
     insert into settled (row_key, entity_no, how, settled_ms)
     select k.row_key, s.entity_no, s.how, s.settled_ms
-    from unnest(
-        {settle_nos}::int[], {settle_hows}::smallint[], {settle_ms}::bigint[],
-        {settle_firsts}::int[], {settle_lasts}::int[]
+    from (
+        select unnest({settle_nos}::int[]), unnest({settle_hows}::smallint[]),
+               unnest({settle_ms}::bigint[]), unnest({settle_firsts}::int[]),
+               unnest({settle_lasts}::int[])
     ) as s (entity_no, how, settled_ms, first, last)
     cross join lateral unnest(({settle_keys}::bigint[])[s.first:s.last]) as k (row_key)
 )
@@ -204,10 +203,10 @@ KEEP_PUBLISH: Final = Commit(
 
 MOVES: Final = """
 move as (
-    select * from unnest(
-        {move_keys}::bigint[], {move_new_keys}::bigint[], {move_enqueued}::bigint[],
-        {move_properties}::bytea[]
-    ) as m (row_key, new_row_key, enqueued_ms, application_properties)
+    select unnest({move_keys}::bigint[]) as row_key,
+           unnest({move_new_keys}::bigint[]) as new_row_key,
+           unnest({move_enqueued}::bigint[]) as enqueued_ms,
+           unnest({move_properties}::bytea[]) as application_properties
 )
 """
 MOVED: Final = """
@@ -245,10 +244,8 @@ uncarried as (
     delete from patch where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
 ), patched as (
     insert into patch as p (row_key, is_deferred, delivery_count, application_properties)
-    select * from unnest(
-        {patch_keys}::bigint[], {patch_deferred}::boolean[], {patch_counts}::int[],
-        {patch_properties}::bytea[]
-    )
+    select unnest({patch_keys}::bigint[]), unnest({patch_deferred}::boolean[]),
+           unnest({patch_counts}::int[]), unnest({patch_properties}::bytea[])
     on conflict (row_key) do update
     set is_deferred = coalesce(excluded.is_deferred, p.is_deferred),
         delivery_count = coalesce(excluded.delivery_count, p.delivery_count),
@@ -261,29 +258,26 @@ uncarried as (
         row_key, entity_no, sub_queue, sequence, delivery_count,
         died_ms, deliveries, link, client
     )
-    select * from unnest(
-        {kept_keys}::bigint[], {kept_nos}::int[], {kept_queues}::smallint[],
-        {kept_sequences}::bigint[], {kept_counts}::int[],
-        {death_ms}::bigint[], {death_deliveries}::int[], {death_links}::bytea[],
-        {death_clients}::text[]
-    )
+    select unnest({kept_keys}::bigint[]), unnest({kept_nos}::int[]),
+           unnest({kept_queues}::smallint[]), unnest({kept_sequences}::bigint[]),
+           unnest({kept_counts}::int[]), unnest({death_ms}::bigint[]),
+           unnest({death_deliveries}::int[]), unnest({death_links}::bytea[]),
+           unnest({death_clients}::text[])
 ), undue as (
     delete from due where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
 ), scheduled as (
     insert into due (row_key, entity_no, due_ms, sequence)
-    select * from unnest(
-        {due_keys}::bigint[], {due_nos}::int[], {due_ms}::bigint[], {due_sequences}::bigint[]
-    )
+    select unnest({due_keys}::bigint[]), unnest({due_nos}::int[]), unnest({due_ms}::bigint[]),
+           unnest({due_sequences}::bigint[])
     on conflict (row_key) do update
     set due_ms = excluded.due_ms, sequence = excluded.sequence
 ), unbound as (
     delete from outbound where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
 ), outgoing as (
     insert into outbound (row_key, source_no, target, sequence, is_dead_letter, is_resent)
-    select * from unnest(
-        {out_keys}::bigint[], {out_nos}::int[], {out_targets}::text[], {out_sequences}::bigint[],
-        {out_dead}::boolean[], {out_resent}::boolean[]
-    )
+    select unnest({out_keys}::bigint[]), unnest({out_nos}::int[]), unnest({out_targets}::text[]),
+           unnest({out_sequences}::bigint[]), unnest({out_dead}::boolean[]),
+           unnest({out_resent}::boolean[])
 ), unstaged as (
     delete from staged where body_id = any ({staged_ids}::bigint[])
 )
