@@ -267,6 +267,16 @@ async def test_body_of_any_size_is_read_back(store: Store, database: str, size: 
         assert await look.fetchval("select count(*) from body") == 0
 
 
+async def test_a_row_whose_body_went_during_the_read_is_left_out(
+    store: Store, database: str
+) -> None:
+    """The two are read by two statements: the message was completed between them."""
+    async with driven(store) as it, connected(database) as look:
+        await it.commit(outcome([insert(1), insert(2, bytes(9_000))]))
+        await look.execute("delete from body")
+        assert [row.row_key for row in await it.journal.read_rows([1, 2])] == [1]
+
+
 async def test_staged_body_keeps_the_order_of_outcomes(store: Store) -> None:
     async with driven(store) as it:
         it.journal.submit(outcome([insert(1, bytes(3 << 20))]), "large")

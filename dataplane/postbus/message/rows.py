@@ -178,7 +178,19 @@ def unpack_envelope(
 ) -> Envelope:
     """Return the envelope of a row. Raises `UnknownRowFormat`."""
     flags, pos = blob[1], _fields_at(blob)
-    envelope = Envelope(is_durable=bool(flags & DURABLE))
+    envelope = Envelope(0, flags & DURABLE != 0)
+    if not flags & ~DURABLE and pos == 2:  # most rows
+        envelope.properties = properties = blob[2:]
+        envelope.message_id = _message_id_of(properties)
+        size_bytes = len(blob)
+        if application_properties is not None:
+            envelope.application_properties = application_properties
+            size_bytes += len(application_properties)
+        if body is not None:
+            envelope.body = body
+            size_bytes += len(body)
+        envelope.size_bytes = max(size_bytes, LEAST_BYTES)
+        return envelope
     if pos > 2:
         envelope.delivery_annotations = blob[6:pos]
     if flags & PRIORITY:

@@ -24,6 +24,11 @@ PAGE_ROWS: Final = 1_000
 
 DIGEST_BYTES: Final = 16
 
+BODY_ID: Final = 8
+"""Index of a column in `COLUMNS`: a name costs more, and these reads are a backlog's receive."""
+
+_new = tuple.__new__
+
 
 class Reader:
     """Reads rows of one partition."""
@@ -117,25 +122,26 @@ class Reader:
         return seen
 
     async def _stored(self, connection: Connection, found: list[asyncpg.Record]) -> list[StoredRow]:
-        wanted = [row["body_id"] for row in found if row["body_id"] is not None]
+        wanted = [row[BODY_ID] for row in found if row[BODY_ID] is not None]
         bodies = await self._read_bodies(connection, wanted) if wanted else {}
-        return [
-            StoredRow(
-                row["row_key"],
-                row["enqueued_ms"],
-                row["sequence"],
-                row["delivery_count"],
-                row["is_deferred"],
-                unpack_envelope(
-                    row["envelope"],
-                    row["application_properties"],
-                    row["body"] if row["body_id"] is None else bodies[row["body_id"]],
-                ),
-                None if row["died_ms"] is None else _death(row),
+        rows: list[StoredRow] = []
+        for (
+            row_key, enqueued_ms, sequence, count, is_deferred, blob, properties, body, body_id,
+            died_ms, deliveries, link, client,
+        ) in found:  # fmt: skip
+            if body_id is not None:
+                if body_id not in bodies:  # it was deleted meanwhile
+                    continue
+                body = bodies[body_id]
+            death = None if died_ms is None else _death(died_ms, deliveries, link, client)
+            envelope = unpack_envelope(blob, properties, body)
+            rows.append(
+                _new(
+                    StoredRow,
+                    (row_key, enqueued_ms, sequence, count, is_deferred, envelope, death),
+                )
             )
-            for row in found
-            if row["body_id"] is None or row["body_id"] in bodies  # else it was deleted meanwhile
-        ]
+        return rows
 
     async def _read_bodies(
         self, connection: Connection, body_ids: Iterable[int]
@@ -205,10 +211,9 @@ where s.entity_no = $1 and s.first_ms between $2 and $3 and s.last_ms >= $4
 """`position` may match across two neighbours; the caller checks again."""
 
 
-def _death(row: asyncpg.Record) -> Death:
-    link = row["link"]
-    receiver = None if link is None else Receiver(link.decode(), row["client"])
-    return Death(row["died_ms"], row["deliveries"], receiver)
+def _death(died_ms: int, deliveries: int, link: bytes | None, client: str) -> Death:
+    receiver = None if link is None else Receiver(link.decode(), client)
+    return Death(died_ms, deliveries, receiver)
 
 
 def _is_member(digest: bytes, digests: bytes) -> bool:
