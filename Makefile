@@ -99,6 +99,7 @@ kill-test-pipeline: setup ## kill -9 pipelines, broker, Postgres; needs java
 		"capture --format iceberg" "state"; do \
 		$(BIN)/python -m tests.faults.pipeline_kills --scenario $$options $(KILL_FLAGS) || exit; \
 	done
+	@$(BIN)/python -m tests.faults.group_reads
 	@$(BIN)/python -m tests.faults.replay_kills $(KILL_FLAGS)
 	@$(BIN)/python -m tests.faults.resend_kills $(KILL_FLAGS)
 
