@@ -152,7 +152,7 @@ format: setup ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: test
-test: setup ## all tests, on real Postgres and sockets; 23 minutes
+test: setup ## all tests, on real Postgres and sockets; 16 minutes
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 .PHONY: test-fast
