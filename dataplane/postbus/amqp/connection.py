@@ -250,10 +250,10 @@ class Connection:
                 if session is None or session.is_ended:
                     self._take_other(data, start, end, channel, events)
                     continue
-                pos = self._take_alike(session, data, begin, events)
-                if pos > begin:
+                alike_end = self._take_alike(session, data, begin, events)
+                if alike_end > begin:
+                    pos = alike_end
                     continue
-                pos = end
                 try:
                     self._take_frame(session, data, start, end, events)
                 except AmqpSessionError as error:  # ends just that
@@ -303,9 +303,9 @@ class Connection:
         """Take the frames at `pos` that look like the last ones of their kind; return their end."""
         form, outcome_form = session.form, session.outcome_form
         if form is not None and data.startswith(form.head, pos + 4):
-            return session.receive_transfers(data, pos, events)
+            return session.receive_transfers(form, data, pos, events)
         if outcome_form is not None and data.startswith(outcome_form.head, pos + 4):
-            return session.receive_outcomes(data, pos, events)
+            return session.receive_outcomes(outcome_form, data, pos, events)
         return pos
 
     def _take_frame(

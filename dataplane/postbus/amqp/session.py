@@ -336,10 +336,13 @@ class Session:
                 link.echo_flow()
         return events
 
-    def receive_transfers(self, data: bytes, pos: int, events: list[Event]) -> int:
+    def receive_transfers(
+        self, form: TransferForm, data: bytes, pos: int, events: list[Event]
+    ) -> int:
         """Take the whole frames at `pos` that look like the last transfer; return their end."""
-        form, link = self.form, self._form_link
-        if form is None or link is None or not link.is_attached or link.partial_transfer:
+        link = self._form_link
+        assert link is not None
+        if not link.is_attached or link.partial_transfer:
             return pos
         most_bytes = self.connection.limits.max_frame_bytes
         if link.max_message_bytes > 0:
@@ -459,11 +462,10 @@ class Session:
             whole,
         )
 
-    def receive_outcomes(self, data: bytes, pos: int, events: list[Event]) -> int:
+    def receive_outcomes(
+        self, form: OutcomeForm, data: bytes, pos: int, events: list[Event]
+    ) -> int:
         """Take the whole frames at `pos` that look like the last acceptance; return their end."""
-        form = self.outcome_form
-        if form is None:
-            return pos
         ids, end = scan_outcomes(form, data, pos)
         is_settled, unsettled, decided = form.is_settled, self.unsettled, self._decided
         event: DeliveriesUpdated | None = None

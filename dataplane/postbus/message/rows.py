@@ -179,18 +179,24 @@ def unpack_envelope(
     """Return the envelope of a row. Raises `UnknownRowFormat`."""
     flags, pos = blob[1], _fields_at(blob)
     envelope = Envelope(0, flags & DURABLE != 0)
-    if not flags & ~DURABLE and pos == 2:  # most rows
-        envelope.properties = properties = blob[2:]
+    if flags & ~DURABLE or pos > 2:
+        pos = _unpack_fields(envelope, blob, flags, pos)
+    envelope.properties = properties = blob[pos:]
+    if not flags & MESSAGE_ID:
         envelope.message_id = _message_id_of(properties)
-        size_bytes = len(blob)
-        if application_properties is not None:
-            envelope.application_properties = application_properties
-            size_bytes += len(application_properties)
-        if body is not None:
-            envelope.body = body
-            size_bytes += len(body)
-        envelope.size_bytes = max(size_bytes, LEAST_BYTES)
-        return envelope
+    size_bytes = len(blob)
+    if application_properties is not None:
+        envelope.application_properties = application_properties
+        size_bytes += len(application_properties)
+    if body is not None:
+        envelope.body = body
+        size_bytes += len(body)
+    envelope.size_bytes = max(size_bytes, LEAST_BYTES)
+    return envelope
+
+
+def _unpack_fields(envelope: Envelope, blob: bytes, flags: int, pos: int) -> int:
+    """Set the fields before the properties section; return its position."""
     if pos > 2:
         envelope.delivery_annotations = blob[6:pos]
     if flags & PRIORITY:
@@ -207,22 +213,14 @@ def unpack_envelope(
         envelope.session_id, pos = _key(blob, pos)
         envelope.partition_key, pos = _key(blob, pos)
         envelope.via_partition_key, pos = _key(blob, pos)
-    has_message_id = flags & MESSAGE_ID
-    if has_message_id:
+    if flags & MESSAGE_ID:
         size = _U32.unpack_from(blob, pos)[0]
         envelope.message_id, pos = blob[pos + 4 : pos + 4 + size] or None, pos + 4 + size
     if flags & FORWARDED:
         envelope.hop_count, origin = _ORIGIN.unpack_from(blob, pos)
         envelope.origin_sequence = origin or None
         envelope.dead_letter_source, pos = _key(blob, pos + _ORIGIN.size)
-    envelope.properties = blob[pos:]
-    if not has_message_id:
-        envelope.message_id = _message_id_of(envelope.properties)
-    envelope.application_properties = application_properties or b""
-    envelope.body = body or b""
-    size_bytes = len(blob) + len(envelope.application_properties) + len(envelope.body)
-    envelope.size_bytes = max(size_bytes, LEAST_BYTES)
-    return envelope
+    return pos
 
 
 def session_id_of(blob: bytes) -> bytes | None:

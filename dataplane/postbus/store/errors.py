@@ -61,6 +61,7 @@ UNAVAILABLE_STATES: Final = frozenset({"25006", "53000", "53300", "53400", "55P0
 """Read-only (a standby), too many connections, configuration limit, lock not available."""
 FULL_STATES: Final = frozenset({"53100", "53200"})
 """Disk full, out of memory."""
+INTERNAL_ERROR: Final = "XX000"
 NO_CATALOG_CACHE: Final = "could not write init file"
 """Text, never translated, of the internal error of a new connection whose server must write its
 cache of system tables (pg_internal.init) on a full disk."""
@@ -91,7 +92,7 @@ def as_store_error(error: Exception) -> StoreError | None:
         return error
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
-        if state in FULL_STATES or NO_CATALOG_CACHE in str(error):
+        if state in FULL_STATES or (state == INTERNAL_ERROR and NO_CATALOG_CACHE in str(error)):
             return StoreFull(str(error))
         if state[:2] in UNAVAILABLE_CLASSES or state in UNAVAILABLE_STATES:
             return StoreUnavailable(_described(error))
