@@ -469,12 +469,6 @@ PIPELINE_RULES: Final = (
     ),
     *_table("spec.sources[].table"),
     Rule(
-        "spec.sources[].table",
-        f"self.format != 'parquet' || !self.path.startsWith('{S3}')",
-        "Spark reads Parquet on S3 with a jar only: name a table of delta or iceberg",
-        "path",
-    ),
-    Rule(
         "spec.sources[]",
         f"!{_bounded('self')} || !has(self.watermark)",
         "history and tables are one batch: leave out watermark",

@@ -32,7 +32,7 @@ GUIDE = (GUIDES / "pipelines.md").read_text(encoding="utf-8")
 LAKE = (GUIDES / "lake.md").read_text(encoding="utf-8")
 
 
-ONE_ROW = {"Owner", "LakeTable", "SourceTable", "PythonFunction"}
+ONE_ROW = {"Owner", "LakeTable", "TablePlace", "PythonFunction"}
 
 
 def part(title: str) -> str:

@@ -695,10 +695,14 @@ def check_captured(pipe: Pipe, surroundings: Mapping[str, str]) -> None:
 
 
 def started(pipe: Pipe, **more: str) -> subprocess.Popen[bytes]:
+    return process_of(pipe.file, pipe.lake.connection_file(), **more)
+
+
+def process_of(document: Path, connection_file: str, **more: str) -> subprocess.Popen[bytes]:
     """Run a pipeline as a process with a group of its own, which has its JVM, too."""
-    command = [sys.executable, "-m", "postbus_spark.jobs.main", "run", str(pipe.file)]
+    command = [sys.executable, "-m", "postbus_spark.jobs.main", "run", str(document)]
     return subprocess.Popen(
-        [*command, "--connection-string-file", pipe.lake.connection_file()],
+        [*command, "--connection-string-file", connection_file],
         env=environment(**more, SPARK_LOCAL_IP=LOOPBACK, PYTHONPATH=PATHS),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

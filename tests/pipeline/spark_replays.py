@@ -25,13 +25,14 @@ from postbus_spark.jobs.failures import ExitCode, exit_code, shown
 from postbus_spark.jobs.frames import InvalidPipeline
 from postbus_spark.jobs.replay import Replay, no_messages, rows_of
 from postbus_spark.jobs.runner import Unprocessed
+from postbus_spark.lake.parquet import COMMITS, Commit, ParquetTable
 from postbus_spark.publish import Writer
 from postbus_spark.staging import Staged
 from tests.edge.bus_thread import RULES, BusThread
 from tests.pipeline.lake import GROUP, Lake
 from tests.pipeline.pipelines import Pipe, order, write_document
 from tests.pipeline.s3_server import running_s3
-from tests.pipeline.spark_pipelines import EXAMPLE, GUIDE, run_script, started
+from tests.pipeline.spark_pipelines import EXAMPLE, GUIDE, process_of, run_script, started
 
 REPLAY_GUIDE = GUIDE.partition("\n## Replay\n")[2]
 HOUR_MS = 3_600_000
@@ -209,21 +210,19 @@ class ReplayTests:
         assert again.bodies() == [*ALL, order("early"), *ALL, order("late")]
 
     @thorough
-    @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-    def test_an_hour_of_a_table_on_s3_is_sent(
-        self, spark: SparkSession, past: Lake, monkeypatch: pytest.MonkeyPatch, table_format: str
-    ) -> None:
-        """A process captures, whose workers have its environment; the driver here reads."""
+    @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+    def test_an_hour_of_a_table_on_s3_is_sent(self, past: Lake, table_format: str) -> None:
+        """Processes capture and replay: their workers have their environment."""
         pipe = captured(past, table_format)
         pipe.place["path"] = "s3://lake/orders"
         pipe.document()
         with running_s3("lake") as surroundings:
             assert started(pipe, **surroundings).wait(600) == 0
-            for name, value in surroundings.items():
-                monkeypatch.setenv(name, value)
             again = Again(past)
             again.spec["sources"] = [again.source(table=pipe.place)]
-            again.run(spark)
+            again.document()
+            connection = past.connection_file(RULES[0].name)
+            assert process_of(again.file, connection, **surroundings).wait(600) == 0
         assert again.bodies() == ALL
 
     def test_bodies_are_parsed_for_queries_and_sent_as_they_were(
@@ -295,7 +294,7 @@ class ReplayTests:
         ("write", "text"),
         [
             (lambda folder: None, "there is no folder"),
-            (lambda folder: folder.mkdir(), "cannot be read as Parquet"),
+            (lambda folder: folder.mkdir(), "is no table of Parquet that a pipeline has written"),
         ],
     )
     def test_a_table_that_cannot_be_read_is_named(
@@ -321,6 +320,9 @@ class ReplayTests:
             deltalake.write_deltalake(folder, rows)
         else:
             pq.write_table(rows, folder / "a.parquet")
+            ParquetTable(folder, ()).place.add(
+                f"{COMMITS}/{1:012}.json", Commit(1, columns={"body": "binary"}).json().encode()
+            )
         again = Again(past)
         again.spec["sources"] = [
             {"name": "orders", "table": {"format": table_format, "path": str(folder)}}

@@ -168,7 +168,7 @@ class Catalog(Model):
 
 
 class TablePlace(Model):
-    """A table in a folder. One of Iceberg has a `name` in a `catalog` besides."""
+    """A table of a pipeline. One of Iceberg has a `name` in a `catalog` besides."""
 
     format: Literal["parquet", "delta", "iceberg"]
     path: TablePath
@@ -182,19 +182,6 @@ class TablePlace(Model):
             raise ValueError("a table of iceberg needs a name, such as shop.orders, and a catalog")
         if self.format != "iceberg" and any(is_named):
             raise ValueError(f"a table of {self.format} has neither name nor catalog")
-        return self
-
-
-class SourceTable(TablePlace):
-    """A table that a pipeline has written."""
-
-    @model_validator(mode="after")
-    def _can_be_read(self) -> Self:
-        if self.format == "parquet" and self.path.startswith(S3):
-            raise ValueError(
-                "Spark reads Parquet on S3 with a jar only: name a table of delta or iceberg, or a"
-                " copy of this one in a folder"
-            )
         return self
 
 
@@ -225,7 +212,7 @@ class Source(Model):
     queue: EntityName | None = None
     topic: EntityName | None = None
     subscription: SubscriptionName | None = None
-    table: SourceTable | None = None
+    table: TablePlace | None = None
     sub_queue: SubQueueName = Field("main", alias="subQueue")
     mode: Literal["tap", "drain", "history"] = "tap"
     reader_group: Annotated[str, StringConstraints(pattern=GROUP_NAME)] | None = Field(

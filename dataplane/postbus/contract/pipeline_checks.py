@@ -15,7 +15,7 @@ from postbus.contract.pipeline import (
     PipelineDocument,
     PipelineSpec,
     Source,
-    SourceTable,
+    TablePlace,
 )
 
 OWN_FOLDER: Final = "/etc/postbus"
@@ -245,7 +245,7 @@ def _volume_problems(spec: PipelineSpec) -> Iterator[Problem]:
             message = f"another volume has {volume.mount_path}: give each a folder of its own"
             yield ("spec", "volumes", at, "mountPath"), message
         taken.add(volume.mount_path)
-    tables: list[tuple[str, int, SourceTable | LakeTable | None]] = [
+    tables: list[tuple[str, int, TablePlace | LakeTable | None]] = [
         ("sources", 0, spec.source.table),
         *(("sinks", at, sink.table) for at, sink in enumerate(spec.sinks)),
     ]

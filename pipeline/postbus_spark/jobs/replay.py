@@ -28,12 +28,13 @@ from postbus_spark.jobs.frames import (
     frames_of,
     read_delta,
     read_iceberg,
-    read_parquet,
     unparsed_views,
     written,
 )
 from postbus_spark.jobs.runner import Unprocessed
 from postbus_spark.lake.files import KEYS
+from postbus_spark.lake.parquet_rows import read_table
+from postbus_spark.lake.places import InvalidTable
 from postbus_spark.publish import Writer
 from postbus_spark.schema import BY_NAME, WRITTEN, ddl, default_columns
 from postbus_spark.writer import BATCH
@@ -197,7 +198,7 @@ def _table_rows(source: Source, spark: SparkSession) -> DataFrame:
         if time is not None
     ]
     if table.format == "parquet":
-        rows = read_parquet(spark, table.path, PATH)
+        rows = _parquet_rows(spark, table.path, start, end)
     elif table.format == "delta":
         rows = read_delta(spark, table.path, PATH, times)
     else:
@@ -216,3 +217,12 @@ def _table_rows(source: Source, spark: SparkSession) -> DataFrame:
     for name, sign, time in times:
         rows = rows.where(f"{name} {sign} timestamp '{time.isoformat()}'")
     return rows.orderBy(*KEYS[:2])
+
+
+def _parquet_rows(
+    spark: SparkSession, folder: str, start: datetime | None, end: datetime | None
+) -> DataFrame:
+    try:
+        return read_table(spark, folder, start, end)
+    except InvalidTable as error:
+        raise InvalidPipeline(PATH, str(error)) from None
