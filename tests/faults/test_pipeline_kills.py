@@ -12,10 +12,7 @@ import pytest
 from tests.faults.pipeline_driver import has_java
 
 FOLDER = Path(__file__).parent
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(not has_java(), reason="Spark needs java on PATH"),
-]
+pytestmark = pytest.mark.skipif(not has_java(), reason="Spark needs java on PATH")
 
 
 def run_kills(*options: str, program: str = "pipeline_kills") -> subprocess.CompletedProcess[str]:
@@ -25,6 +22,13 @@ def run_kills(*options: str, program: str = "pipeline_kills") -> subprocess.Comp
     )
 
 
+def test_two_kills_of_a_drain_lose_and_repeat_nothing() -> None:
+    result = run_kills("--kills", "2", "--seed", "3")
+    assert result.returncode == 0, result.stdout[-4_000:]
+    assert "violations 0" in result.stdout
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "scenario",
     ["drain", "capture", "capture --format delta", "capture --format iceberg", "state"],
@@ -35,12 +39,14 @@ def test_each_order_has_its_effects_once(scenario: str) -> None:
     assert "violations 0" in result.stdout
 
 
+@pytest.mark.thorough
 def test_each_message_of_a_replay_arrives_once() -> None:
     result = run_kills("--kills", "4", program="replay_kills")
     assert result.returncode == 0, result.stdout[-4_000:]
     assert "violations 0" in result.stdout
 
 
+@pytest.mark.thorough
 def test_each_chosen_dead_letter_is_resent_once() -> None:
     result = run_kills("--kills", "6", "--letters", "3000", program="resend_kills")
     assert result.returncode == 0, result.stdout[-4_000:]
@@ -48,6 +54,7 @@ def test_each_chosen_dead_letter_is_resent_once() -> None:
     assert "violations 0" in result.stdout
 
 
+@pytest.mark.thorough
 def test_a_flawed_replay_is_caught() -> None:
     flawed = f"{FOLDER / 'flawed_pipeline.py'} forgets"
     result = run_kills("--kills", "1", "--seed", "17", "--pipeline", flawed, program="replay_kills")
@@ -55,6 +62,7 @@ def test_a_flawed_replay_is_caught() -> None:
     assert "are there twice" in result.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
