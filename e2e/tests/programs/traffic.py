@@ -33,7 +33,7 @@ SEND_S = 3.0
 """Time limit of a send; what takes longer is counted as refused."""
 
 IDLE_S = 6.0
-"""The queue is empty if nothing arrived for this time after the end."""
+"""The queue is empty if nothing arrived for this time after the last send."""
 
 END = Path("/tmp/end")
 
@@ -56,6 +56,8 @@ class Account:
     """Beginning and length of each time without an accepted message."""
 
     delivery_gap: float = 0.0
+    last_sent: float | None = None
+    """When the last message was accepted; None before the end."""
 
     def note(self, where: str, error: Exception) -> None:
         text = f"{where}: {type(error).__name__}: {error}"[:240]
@@ -118,6 +120,7 @@ def send(folder: Path, queue: str, session: str | None, account: Account) -> Non
                         )
                     last = now
                     if END.exists():
+                        account.last_sent = now
                         return
                     time.sleep(PACE_S)
         except Exception as error:  # noqa: BLE001 - all are in the account
@@ -145,7 +148,8 @@ def receive(folder: Path, queue: str, session: str | None, account: Account) -> 
                         account.arrive(number)
                         receiver.complete_message(message)
                         account.completed.add(number)
-                    if END.exists() and time.monotonic() - last > IDLE_S:
+                    ended = account.last_sent
+                    if ended is not None and time.monotonic() - max(last, ended) > IDLE_S:
                         return
         except Exception as error:  # noqa: BLE001 - as above
             account.note("receive", error)
