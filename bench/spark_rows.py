@@ -137,22 +137,40 @@ def reads(scene: Scene) -> Numbers:
     numbers: Numbers = {}
     table = scene.bus.message_table()
     peek = scene.options(READ, mode="peek", minPartitions=str(TASKS))
-    with costing(scene.bus) as cost, _timing(numbers, "stored", scene.count):
+    with _costing_reads(scene, numbers, "stored"):
         _consume(_stored(scene))
-    numbers["broker_us"] = cost.broker_s * 1e6 / scene.count
-    numbers["postgres_us"] = cost.postgres_s * 1e6 / scene.count
-    with _timing(numbers, "stored_jdbc", scene.count):
+    with _costing_reads(scene, numbers, "stored_jdbc"):
         _consume(_jdbc(scene, table, STORED))
     few = "position bigint, enqueued_time timestamp, body binary"
     with _timing(numbers, "few", scene.count):
         _consume(scene.spark.read.format("postbus").options(**peek).schema(few).load())
     with _timing(numbers, "few_jdbc", scene.count):
         _consume(_jdbc(scene, table, "row_key, enqueued_ms, body"))
-    with _timing(numbers, "decoded", scene.count):
+    with _costing_reads(scene, numbers, "decoded"):
         _consume(scene.spark.read.format("postbus").options(**peek).load())
-    with _timing(numbers, "decoded_jdbc", scene.count):
+    with _costing_reads(scene, numbers, "decoded_jdbc"):
         _consume(_jdbc(scene, table, STORED).mapInArrow(_decode, _columns()))
     return numbers
+
+
+@contextmanager
+def _costing_reads(scene: Scene, numbers: Numbers, name: str) -> Iterator[None]:
+    """Record messages per second of a read, and µs of a row in each kind of process."""
+    before = _spark_cpu_s()
+    with costing(scene.bus) as cost, _timing(numbers, name, scene.count):
+        yield
+    after = _spark_cpu_s()
+    used = {"broker": cost.broker_s, "postgres": cost.postgres_s}
+    used |= {kind: after[kind] - before[kind] for kind in after}
+    for kind, cpu_s in used.items():
+        numbers[f"{name}_{kind}_us"] = cpu_s * 1e6 / scene.count
+
+
+def _spark_cpu_s() -> dict[str, float]:
+    """Return CPU of the JVM, and of the workers that it has started."""
+    [java] = [each for each in procfs.tree([os.getpid()]).values() if each.name == "java"]
+    workers = [each for pid, each in procfs.tree([java.pid]).items() if pid != java.pid]
+    return {"jvm": java.cpu_s, "workers": sum(each.cpu_s for each in workers)}
 
 
 def _columns() -> str:
