@@ -31,8 +31,9 @@ from e2e.tests import manifests
 
 from postbus_operator.bus.access import CONTROL_PORT
 from postbus_operator.kube.resource_types import RESOURCES, SECRETS, STATEFUL_SETS
-from tests.kube.api_server import OPERATOR, OPERATOR_TOKEN, ROOT, ApiServer, api_server, free_ports
+from tests.kube.api_server import OPERATOR, OPERATOR_TOKEN, ROOT, ApiServer, api_server
 from tests.kube.conftest import install_definitions
+from tests.ports import free_ports
 
 KIB: Final = 1024
 HOUR_S: Final = 3_600.0

@@ -20,6 +20,7 @@ from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.faults.kill_nine import MANIFEST, QUEUE
 from tests.faults.victims import Broker
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,8 @@ class Process(Broker):
 
     def __init__(self, folder: Path, dsn: str, sealing_key: Path, manifest: str = MANIFEST) -> None:
         folder.mkdir()
-        ports = dict(zip((f"POSTBUS_{name}" for name in PORTS), free_ports(), strict=True))
+        chosen = map(str, free_ports(len(PORTS)))
+        ports = dict(zip((f"POSTBUS_{name}" for name in PORTS), chosen, strict=True))
         more = {"POSTBUS_SEALING_KEY_FILE": str(sealing_key), "POSTBUS_IS_TLS_ENABLED": "false"}
         super().__init__(folder, dsn, ["-m", "postbus"], manifest, {**ports, **more})
         self.port = int(ports["POSTBUS_PORT"])
@@ -72,12 +74,6 @@ class Process(Broker):
         """Return its name in other processes' messages, without its start time."""
         start = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
         return rf"process {self.process.pid} on host {socket.gethostname()}, running since {start}"
-
-
-def free_ports() -> list[str]:
-    with ExitStack() as held:
-        listening = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
-        return [str(each.getsockname()[1]) for each in listening]
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
@@ -247,7 +243,7 @@ def test_the_process_of_another_bus_is_left_alone(
 
 
 def test_a_store_that_does_not_answer_is_reported_at_once(tmp_path: Path) -> None:
-    (port, *_) = free_ports()
+    [port] = free_ports(1)
     alone = Process(tmp_path / "alone", f"postgresql://bus@127.0.0.1:{port}/bus", tmp_path / "key")
     alone.start("--no-wait")
     try:

@@ -39,6 +39,7 @@ from tests.broker.brokers_rig import PORTS, client_of, definition, peek, send
 from tests.broker.partition.test_host import until
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.dev_bus import LIMIT_S, environment
+from tests.ports import free_ports
 from tests.store.driving import wait_until
 from tests.store.relay import relaying
 
@@ -212,8 +213,7 @@ def serving(
     folder: Path, *options: str, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `postbus serve`; yield it and the address of its port for metrics."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     ports = [word for name in PORTS if name != "metrics_port" for word in (_option(name), "0")]
     ports += ["--metrics-port", str(port), *options]
     process = subprocess.Popen(

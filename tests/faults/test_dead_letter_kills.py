@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from tests.dev_bus import ROOT
 from tests.faults.kill_nine import MANIFEST
 from tests.faults.resend_kills import QUEUE, Terminal, make_letters
 from tests.faults.victims import Broker, wait_for_port
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +30,7 @@ PATIENCE_S = 120.0
 @pytest.fixture
 def place(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterator[tuple[Broker, Terminal]]:
     make_database(postgres_server, "dead_letter_kills")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        control_port = probe.getsockname()[1]
+    [control_port] = free_ports(1)
     manifest = MANIFEST.replace("name: kills", f"name: {QUEUE}")
     manifest = manifest.replace("PT10S, maxDeliveryCount: 1000", "PT5S, maxDeliveryCount: 1")
     assert QUEUE in manifest

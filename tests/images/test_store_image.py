@@ -8,7 +8,6 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from store_image.postbus_store import (
     is_verifier_of,
     scram_verifier,
 )
+from tests.ports import free_ports
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "operator" / "store_image"
 LIMIT_S = 60.0
@@ -52,13 +52,6 @@ def account() -> tuple[int, int]:
     return nobody.pw_uid, nobody.pw_gid
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class StorePod:
     """Folders as a pod mounts them, and the processes that tests start on them."""
 
@@ -67,7 +60,7 @@ class StorePod:
         self.volume, self.sockets = top / "volume", top / "run"
         self.tls, self.auth = top / "tls", top / "auth"
         self.data = self.volume / str(MAJOR) / "data"
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.log = top / "log"
         self.uid, self.gid = account()
         for folder in (self.volume, self.sockets, self.tls, self.auth):

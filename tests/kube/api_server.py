@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -23,6 +22,8 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.ports import free_ports
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 BIN: Final = Path(os.environ.get("E2E_CACHE") or ROOT / "e2e" / ".cache") / "bin"
@@ -251,15 +252,6 @@ RESTRICTED: Final[dict[str, Any]] = {
     ],
 }
 """Every namespace enforces the restricted Pod Security Standard, labelled or not."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody uses at this moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager

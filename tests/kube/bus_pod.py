@@ -16,8 +16,8 @@ from pathlib import Path
 from postbus_operator.kube.resource_types import CONFIG_MAPS, PODS, STATEFUL_SETS
 from tests.broker.brokers_rig import PORTS
 from tests.dev_bus import environment
-from tests.kube.api_server import free_ports
 from tests.kube.bus_rig import Rig
+from tests.ports import free_ports
 
 MAX_LAST_WORDS = 2_048
 """The end of a log that the kubelet keeps as the message of a container."""

@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from tests.kube.api_server import BIN, free_ports
+from tests.kube.api_server import BIN
 from tests.kube.helm import Object
+from tests.ports import free_ports
 
 INTERVAL: Final = "1s"
 WAIT_S: Final = 60.0

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 from tests.dev_bus import ROOT
 from tests.faults.victims import wait_for_port
+from tests.ports import free_ports
 
 PROGRAM = ROOT / ".venv-s3" / "bin" / "moto_server"
 
@@ -22,9 +23,7 @@ PROGRAM = ROOT / ".venv-s3" / "bin" / "moto_server"
 def running_s3(bucket: str, **more: str) -> Iterator[Mapping[str, str]]:
     """Yield the environment for its clients. `more`: that of the server."""
     assert PROGRAM.exists(), "make .venv-s3/.ready installs moto"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     process = subprocess.Popen(
         [PROGRAM, "-H", "127.0.0.1", "-p", str(port)],
         env={**os.environ, **more}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
