@@ -60,8 +60,9 @@ class Driver:
         return self.process
 
     def kill(self) -> None:
-        """Kill driver, JVM and executors at once."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        """Kill driver, JVM and executors at once, unless they have ended by themselves."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def kill_below(self, command: str) -> bool:
         """Kill a process below the driver whose command line has a text, if there is one."""
