@@ -1,7 +1,7 @@
 """Rows of a table of Parquet, read by executors with pyarrow: Spark reads S3 with a jar only.
 
-What belongs to a table is in its log and its names: also files that a driver has committed and had
-no time to name, and none that it has not committed.
+A table has the files with a name in its folders, and those that a driver has committed last and had
+no time to name. A row is read without columns that were added after the look at the log.
 """
 
 from __future__ import annotations
