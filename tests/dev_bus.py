@@ -20,8 +20,12 @@ FREE_PORTS = tuple(word for port in PORTS for word in (port, "0"))
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a new user without settings."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
+    """Return the environment of a new user without settings, with the build under test."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("POSTBUS_") or name == "POSTBUS_ACCELERATE"
+    }
     return {**kept, "PYTHONPATH": str(ROOT / "dataplane"), "NO_COLOR": "1", **more}
 
 

@@ -15,15 +15,14 @@ from postbus.amqp import performatives as p
 from postbus.amqp.conditions import AmqpConnectionError
 from postbus.amqp.events import DeliveriesUpdated, TransferReceived
 from postbus.amqp.frames import (
-    TRANSFER_BYTES,
     accepted_disposition,
     frame,
-    link_frames,
     parse_disposition,
     parse_transfer,
     raw_fields,
     transfer_fields,
 )
+from postbus.amqp.runs import TRANSFER_BYTES, link_frames
 from postbus.message.codec import DecodeError, Described, Symbol, Uint, Ulong, decode_value
 from tests.amqp.wire import BASE, SOURCE, TARGET, Client, performative
 
@@ -44,10 +43,11 @@ def test_single_frame_transfer_byte_for_byte() -> None:
         b"\xa0\x10" + tag + b"\x43\x42\x42\x40\x40\x42\x42\x42"
     )
     assert TRANSFER_BYTES == len(expected) == 50
-    written, following = pack(0x4000_0001, [tag, tag], [8, 0], False)
-    assert written == expected[:3] + bytes([len(expected) + 8]) + expected[4:]
+    written = b"".join(pack(0x4000_0001, [tag, tag], [(b"1234", b"5678"), ()], [8, 0], False))
+    first, following = written[:58], written[58:]
+    assert first == expected[:3] + bytes([len(expected) + 8]) + expected[4:] + b"12345678"
     assert following == expected[:23] + b"\x02" + expected[24:]
-    assert pack(1, [tag], [8], True)[0][-7:-6] == b"\x41"
+    assert pack(1, [tag], [(b"",)], [0], True)[0][-7:-6] == b"\x41"
 
 
 def test_accepted_disposition_byte_for_byte() -> None:
@@ -61,8 +61,7 @@ def test_accepted_disposition_byte_for_byte() -> None:
 def test_template_of_transfer_reads_back(
     handle: int, delivery_id: int, tag: bytes, flag: bool
 ) -> None:
-    (head,) = link_frames(1, handle)(delivery_id, [tag], [3], flag)
-    written = head + b"abc"
+    written = b"".join(link_frames(1, handle)(delivery_id, [tag], [(b"a", b"bc")], [3], flag))
     assert int.from_bytes(written[:4], "big") == len(written)
     value, end = decode_value(written, 8)
     fields = [handle, delivery_id, tag, 0, flag, False, None, None, False, False, False]

@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from postbus.fast import BUILD
 from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.faults.kill_nine import MANIFEST, QUEUE
 from tests.faults.victims import Broker
 from tests.ports import free_ports
+
+HEALTHY = (200, f"ok\nbuild: {BUILD}\n")
 
 pytestmark = pytest.mark.slow
 
@@ -210,7 +213,7 @@ def test_take_over_of_a_paused_process_waits_for_its_silence(
     second = start("second", "--take-over")
     waiting = rf"not ready\nwaiting for broker-0, {first.life} to end\n"
     wait_until(lambda: re.fullmatch(waiting, second.get("/readyz")[1]))
-    assert second.get("/healthz") == (200, "ok\n")
+    assert second.get("/healthz") == HEALTHY
     second.wait_ready()
     first.process.send_signal(signal.SIGCONT)
     assert first.ends_with() == REPLACED  # it gets the request when it wakes up

@@ -30,6 +30,7 @@ from postbus.broker.placement import home_of
 from postbus.cli.failures import Exit
 from postbus.cli.serving.rivals import Meeting, meet_rivals
 from postbus.contract.entities import QueueProperties
+from postbus.fast import BUILD
 from postbus.manifests.reader import QueueDefinition
 from postbus.process.data_directory import DataDirectory
 from postbus.process.embedded import EmbeddedPostgres
@@ -42,6 +43,8 @@ from tests.dev_bus import LIMIT_S, environment
 from tests.ports import free_ports
 from tests.store.driving import wait_until
 from tests.store.relay import relaying
+
+HEALTHY = (200, f"ok\nbuild: {BUILD}\n")
 
 pytestmark = pytest.mark.slow
 
@@ -261,7 +264,7 @@ async def test_serve_reports_that_it_waits_and_ends_in_order(folder: Path) -> No
             assert re.search(f"STATUS=waiting for the store: {at}", notices[-1] + notices[-2])
             assert "EXTEND_TIMEOUT_USEC=120000000" in notices
             health = await asyncio.to_thread(status_of, f"{url}/healthz")
-            assert health == (200, "ok\n")
+            assert health == HEALTHY
             ready = await asyncio.to_thread(status_of, f"{url}/readyz")
             assert ready is not None
             assert ready[0] == 503
@@ -295,7 +298,7 @@ async def test_health_is_served_before_any_store_is_used(
             return ready is not None and "is unavailable" in ready[1]
 
         await wait_until(is_waiting)
-        assert await asyncio.to_thread(status_of, f"{url}/healthz") == (200, "ok\n")
+        assert await asyncio.to_thread(status_of, f"{url}/healthz") == HEALTHY
         _, text = await asyncio.to_thread(status_of, f"{url}/readyz") or (0, "")
         at = r"the store at 127\.0\.0\.1:1 is unavailable \(since \S+Z\): ConnectionRefusedError"
         assert re.match(f"not ready\nwaiting for the store\n{at}", text)
@@ -322,7 +325,7 @@ async def test_a_start_waits_for_the_process_that_uses_its_folder(
             return await asyncio.to_thread(status_of, f"{url}/readyz") == (503, waiting)
 
         await wait_until(is_waiting)
-        assert await asyncio.to_thread(status_of, f"{url}/healthz") == (200, "ok\n")
+        assert await asyncio.to_thread(status_of, f"{url}/healthz") == HEALTHY
         assert (await asyncio.to_thread(status_of, f"{url}/metrics") or (0, ""))[0] == 200
         data.close()
 

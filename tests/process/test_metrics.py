@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 
 from postbus.broker.access.own_names import OwnNames
 from postbus.edge.web import http_listener
+from postbus.fast import BUILD
 from postbus.process.group_metrics import MAX_GROUP_LABELS, GroupSample, bounded_groups
 from postbus.process.metrics import (
     FLOWS,
@@ -93,7 +94,7 @@ def test_every_number_of_a_sample_is_exported() -> None:
     entity = 'entity="orders",kind="queue"'
     group = 'entity="orders",group="lake",kind="queue",sub_queue="main"'
     for line in (
-        'postbus_build_info{version="1.2.3"} 1.0',
+        f'postbus_build_info{{build="{BUILD}",version="1.2.3"}} 1.0',
         "postbus_window_bytes 1000.0",
         "postbus_window_limit_bytes 2000.0",
         "postbus_authentication_failures_total 7.0",

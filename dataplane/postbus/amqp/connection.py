@@ -33,12 +33,12 @@ from postbus.amqp.frames import (
     HEADER,
     SASL_FRAME,
     SASL_HEADER,
-    TRANSFER_BYTES,
     frame,
     raw_fields,
     transfer_fields,
 )
 from postbus.amqp.limits import Limits
+from postbus.amqp.runs import TRANSFER_BYTES
 from postbus.amqp.session import Session
 from postbus.message.codec import (
     Array,

@@ -1,7 +1,7 @@
-"""Frames: the eight-octet header, and transfers and dispositions both ways.
+"""Frames: the eight-octet header, and transfers and dispositions that are read in place.
 
-Transfers and dispositions are written from precompiled templates and read in place; forms that the
-usual clients do not write go through the codec. Source: AMQP 1.0 part 2, 2.3, 2.7.5, 2.7.6.
+Forms that the usual clients do not write go through the codec; frames that look alike are in
+`runs`. Source: AMQP 1.0 part 2, 2.3, 2.7.5, 2.7.6.
 """
 
 from __future__ import annotations
@@ -27,17 +27,6 @@ dispositions that change properties, whose bytes also fit one frame."""
 
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
-_TRANSFER: Final = struct.Struct(">I16sI2s16s8s")
-"""Transfer with a 16-octet tag: size; header and list up to the handle; delivery-id; constructor
-and length of the tag; tag; message-format 0, settled, more false, rcv-settle-mode null, state null,
-resume false, aborted false, batchable false."""
-
-_TRANSFER_HEAD: Final = struct.Struct(">BBH4sBBBIB")
-_UNSETTLED_TAIL: Final = b"\x43\x42\x42\x40\x40\x42\x42\x42"
-_SETTLED_TAIL: Final = b"\x43\x41\x42\x40\x40\x42\x42\x42"
-
-TRANSFER_BYTES: Final = _TRANSFER.size
-
 _DISPOSITION: Final = struct.Struct(">IBBH3sBBBcBIBI6s")
 """Disposition: role, first, last, settled true, accepted, batchable false."""
 
@@ -53,37 +42,10 @@ TransferFields: TypeAlias = tuple[
 ]
 """handle, delivery-id, tag, message-format, settled, more, state, aborted"""
 
-LinkFrames: TypeAlias = Callable[[int, list[bytes], list[int], bool], list[bytes]]
-
 
 def frame(channel: int, body: bytes, frame_type: int = AMQP_FRAME) -> bytes:
     """Return a whole frame."""
     return HEADER.pack(len(body) + 8, 2, frame_type, channel) + body
-
-
-def link_frames(channel: int, handle: int) -> LinkFrames:
-    """Return the packer of what precedes the payloads of a link's single-frame transfers.
-
-    Its arguments: first of consecutive delivery ids, 16-octet tags, bytes of the payloads, whether
-    they are settled.
-    """
-    pack = _TRANSFER.pack
-    size = TRANSFER_BYTES
-    length = size - 8 - 5  # what follows the size octet of the list
-    head = _TRANSFER_HEAD.pack(2, 0, channel, b"\x00\x53\x14\xc0", length, 11, 0x70, handle, 0x70)
-
-    def pack_transfers(
-        first: int, tags: list[bytes], payload_bytes: list[int], is_settled: bool
-    ) -> list[bytes]:
-        tail = _SETTLED_TAIL if is_settled else _UNSETTLED_TAIL
-        return [
-            pack(size + length, head, delivery_id, b"\xa0\x10", tag, tail)
-            for delivery_id, (tag, length) in enumerate(
-                zip(tags, payload_bytes, strict=True), first
-            )
-        ]
-
-    return pack_transfers
 
 
 def accepted_disposition(channel: int, is_receiver: bool, first: int, last: int) -> bytes:
@@ -184,36 +146,6 @@ _FRAME_REST: Final = struct.Struct(">BBH")
 @lru_cache(maxsize=256)  # a peer may alternate between forms
 def _transfer_layout(head_bytes: int, tag_bytes: int, tail_bytes: int) -> struct.Struct:
     return struct.Struct(f">I{head_bytes}sI2s{tag_bytes}s{tail_bytes}s")
-
-
-def scan_transfers(
-    form: TransferForm, data: bytes, pos: int, most_bytes: int
-) -> tuple[list[int], list[bytes], list[bytes], int]:
-    """Return ids, tags and payloads of the whole frames of a form at `pos`, and where they end.
-
-    It stops before the first frame of another form, of more than `most_bytes` or not yet complete.
-    """
-    unpack, head, tag_kind, tail, least_bytes, _ = form
-    ids: list[int] = []
-    tags: list[bytes] = []
-    payloads: list[bytes] = []
-    size = len(data)
-    while pos + least_bytes <= size:
-        frame_bytes, its_head, delivery_id, its_kind, tag, its_tail = unpack(data, pos)
-        end = pos + frame_bytes
-        if (
-            its_head != head
-            or its_kind != tag_kind
-            or its_tail != tail
-            or end > size
-            or not least_bytes <= frame_bytes <= most_bytes
-        ):
-            break
-        ids.append(delivery_id)
-        tags.append(tag)
-        payloads.append(data[pos + least_bytes : end])
-        pos = end
-    return ids, tags, payloads, pos
 
 
 def _simple_tails() -> dict[bytes, tuple[int, bool]]:
@@ -332,29 +264,6 @@ _FULL_UINT: Final = 0x70
 @lru_cache(maxsize=16)
 def _outcome_layout(head_bytes: int, tail_bytes: int) -> struct.Struct:
     return struct.Struct(f">I{head_bytes}sIBI{tail_bytes}s")
-
-
-def scan_outcomes(form: OutcomeForm, data: bytes, pos: int) -> tuple[list[int], int]:
-    """Return the ids of the whole frames of a form at `pos`, and where they end.
-
-    It stops before the first frame of another form, of several deliveries or not yet complete.
-    """
-    unpack, head, tail, frame_bytes, _ = form
-    ids: list[int] = []
-    latest = len(data) - frame_bytes
-    while pos <= latest:
-        its_bytes, its_head, first, last_kind, last, its_tail = unpack(data, pos)
-        if (
-            first != last
-            or its_head != head
-            or its_tail != tail
-            or its_bytes != frame_bytes
-            or last_kind != _FULL_UINT
-        ):
-            break
-        ids.append(first)
-        pos += frame_bytes
-    return ids, pos
 
 
 def _parse_short_disposition(

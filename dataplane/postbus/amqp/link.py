@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from postbus.amqp import performatives as p
 from postbus.amqp.conditions import AmqpError
-from postbus.amqp.frames import link_frames
 from postbus.amqp.performatives import NULL, DeliveryState, Terminus
+from postbus.amqp.runs import link_frames
 from postbus.amqp.serial import SERIAL
 from postbus.message.codec import Symbol, Ubyte, encode_value
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from postbus.amqp import conditions
@@ -34,8 +35,6 @@ from postbus.amqp.events import (
     UnknownDeliveries,
 )
 from postbus.amqp.frames import (
-    TRANSFER_BYTES,
-    LinkFrames,
     OutcomeForm,
     TransferFields,
     TransferForm,
@@ -45,11 +44,15 @@ from postbus.amqp.frames import (
     learn_transfer,
     parse_disposition,
     parse_transfer,
-    scan_outcomes,
-    scan_transfers,
 )
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState
+from postbus.amqp.runs import (
+    TRANSFER_BYTES,
+    LinkFrames,
+    scan_outcomes,
+    scan_transfers,
+)
 from postbus.amqp.serial import SERIAL, gaps_of, known_between
 from postbus.message.codec import encode_value
 
@@ -163,10 +166,10 @@ class Session:
 
     def settle_outgoing(self, first: int, last: int, state: DeliveryState) -> None:
         """Answer the peer's dispositions on our deliveries and forget these."""
-        for step in range(min((last - first) % SERIAL, len(self.unsettled)) + 1):
-            delivery_id = (first + step) % SERIAL
-            self.unsettled.pop(delivery_id, None)
-            self._decided.discard(delivery_id)
+        count = min((last - first) % SERIAL, len(self.unsettled)) + 1
+        for ids in (range(first, min(first + count, SERIAL)), range(first + count - SERIAL)):
+            self._decided.difference_update(ids)
+            deque(map(self.unsettled.pop, ids, repeat(None)), maxlen=0)  # faster than a loop
         self.write_disposition(False, first, last, state)
 
     def settle_unknown(self, first: int, last: int, state: DeliveryState) -> None:
@@ -211,16 +214,12 @@ class Session:
             for tag, each in zip(tags, parts, strict=True):
                 self.send_transfer(link, pack, tag, each, is_settled, 0)
             return
-        heads = pack(first, tags, payload_bytes, is_settled)
         self._next_delivery_id = first + count
         self._next_outgoing_id = (self._next_outgoing_id + count) % SERIAL
         self._remote_window -= count
         if not is_settled:
             self.unsettled.update(enumerate([(link, tag) for tag in tags], first))
-        out: list[bytes] = []
-        for head, each in zip(heads, parts, strict=True):
-            out.append(head)
-            out += each
+        out = pack(first, tags, parts, payload_bytes, is_settled)
         connection.write_all(out, sum(payload_bytes) + count * TRANSFER_BYTES)
 
     @property
@@ -643,8 +642,8 @@ class Session:
         if size <= connection.payload_limit and len(tag) == 16 and not message_format:
             self._remote_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & 0xFFFF_FFFF
-            (head,) = pack(delivery_id, [tag], [size], is_settled)
-            connection.write_all([head, *parts], len(head) + size)
+            out = pack(delivery_id, [tag], [parts], [size], is_settled)
+            connection.write_all(out, TRANSFER_BYTES + size)
             return
         whole = b"".join(parts)
         self._write_frames((link, delivery_id, tag, whole, 0, is_settled, message_format))

@@ -17,6 +17,7 @@ from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
 from postbus.entity.queues.queued_message import QueuedMessage
+from postbus.entity.queues.runs import note_attempts
 from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
 from postbus.message.envelope import Envelope
@@ -218,12 +219,7 @@ class ApplyContext:
         row_keys: list[int] = []
         attempts: list[int] = []
         while outstanding and now_ms - outstanding[0][0] >= OUTSTANDING_MS // 2:
-            for message in outstanding.popleft()[1]:
-                attempt = message.failures + 1
-                if message.token is not None and message.recorded < attempt:
-                    message.recorded = attempt
-                    row_keys.append(message.row_key)
-                    attempts.append(attempt)
+            note_attempts(outstanding.popleft()[1], row_keys, attempts)
         if row_keys:
             self.outcome.mutations.append(RecordAcquired(row_keys, attempts))
 

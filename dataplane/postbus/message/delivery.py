@@ -63,6 +63,9 @@ _LOCKED: Final = struct.Struct(">11s" + _WITH_TOKEN).pack
 _UNLOCKED_TTL: Final = struct.Struct(">9sI2s" + _WITHOUT_TOKEN).pack
 _LOCKED_TTL: Final = struct.Struct(">9sI2s" + _WITH_TOKEN).pack
 
+MOST_ANNOTATION_BYTES: Final = 255 - _LOCKED_BYTES
+"""Maximum size of the client's annotations in a usual prefix."""
+
 _HEADERS: Final = {
     True: b"\x00\x53\x70\xc0\x07\x05\x41\x40\x40\x42\x52",
     False: b"\x00\x53\x70\xc0\x07\x05\x42\x40\x40\x42\x52",
@@ -99,7 +102,7 @@ def encode_prefix(  # positional on purpose: keyword-only arguments bind slower
         or state is not None
         or lock_token is None
         or envelope.delivery_annotations
-        or len(annotations) > 255 - _LOCKED_BYTES
+        or len(annotations) > MOST_ANNOTATION_BYTES
     ):
         return _any_prefix(
             envelope, sequence, enqueued_ms, delivery_count, ttl_ms, locked_until_ms, state,

@@ -43,7 +43,8 @@ COPY_HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, flags and length of an extension. Source: PostgreSQL manual, COPY."""
 COPY_TAIL: Final = b"\xff\xff"
 
-_PLAIN: Final = {True: bytes((FORMAT, DURABLE)), False: bytes((FORMAT, 0))}
+PLAIN_HEADS: Final = {True: bytes((FORMAT, DURABLE)), False: bytes((FORMAT, 0))}
+"""Durable -> what precedes the properties in a row of nothing else."""
 
 _NO_OTHER_KEYS: Final = b"\xff" * 4
 
@@ -76,7 +77,7 @@ def pack_envelope(envelope: Envelope) -> bytes:
         and not envelope.delivery_annotations
         and (message_id is None or properties.startswith(_LIST8))
     ):
-        return _PLAIN[envelope.is_durable] + properties
+        return PLAIN_HEADS[envelope.is_durable] + properties
     return _pack_fields(envelope)
 
 
@@ -124,7 +125,7 @@ def _pack_fields(envelope: Envelope) -> bytes:
     return head + b"".join(parts)
 
 
-def pack_copy_rows(rows: Iterable[tuple[int, int, Envelope]]) -> bytes:
+def pack_rows(rows: Iterable[tuple[int, int, Envelope]]) -> bytes:
     """Return rows of key, enqueued time (ms) and envelope for COPY in Postgres' binary format.
 
     Columns: both numbers, the packed envelope, application properties and body, which are null if

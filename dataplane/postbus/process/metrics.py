@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from postbus.broker.access.own_names import OwnNames
 from postbus.edge.web.http_listener import HttpListener
 from postbus.entity.traffic import count_death
+from postbus.fast import BUILD
 from postbus.process.group_metrics import GroupSample, group_families
 
 MAX_ENTITY_LABELS: Final = 500
@@ -147,8 +148,8 @@ class BusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
         sample = self._sample()
-        build = GaugeMetricFamily("postbus_build_info", "Version.", labels=["version"])
-        build.add_metric([sample.version], 1)
+        build = GaugeMetricFamily("postbus_build_info", "Version.", labels=["version", "build"])
+        build.add_metric([sample.version, BUILD], 1)
         yield build
         yield GaugeMetricFamily(
             "postbus_window_bytes", "Memory of messages ready for delivery.", sample.window_bytes
@@ -442,7 +443,7 @@ class MetricsServer:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _healthy(self, _request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        return web.Response(text=f"ok\nbuild: {BUILD}\n")
 
     async def _ready(self, _request: web.Request) -> web.Response:
         is_ready = await self._is_ready()

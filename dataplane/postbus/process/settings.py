@@ -148,6 +148,10 @@ class Settings(BaseSettings):
     """Way to commit several plain messages: one message to Postgres with a COPY, or statements of
     the driver, at more CPU. Default: pipelined."""
 
+    accelerate: Literal["auto", "off", "require"] = "auto"
+    """Use of functions in C for bursts: if this installation has them, never, or required, so that
+    the broker does not start without them. Read from the environment. Default: auto."""
+
     grace_s: float = Field(10.0, ge=0, le=3_600)
     """Seconds that a stop waits for clients before it closes their connections. Accepted messages
     are safe in any case. Default: 10."""

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import asyncpg
 
 from postbus.entity.outcomes import InsertMessage
-from postbus.message.rows import COPY_HEAD, COPY_TAIL, pack_copy_columns, pack_copy_rows
+from postbus.message.rows import COPY_HEAD, COPY_TAIL, pack_copy_columns
+from postbus.message.runs import pack_copy_rows
 from postbus.store.errors import Connection
 
 COPY: Final = """

@@ -29,6 +29,7 @@ from postbus.cli.serving.rereading import Rereading
 from postbus.cli.serving.rivals import Meeting, lock_data, meet_rivals
 from postbus.contract.entities import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.edge.access.admission import MAX_CONNECTIONS
+from postbus.fast import BUILD, IS_ACCELERATED
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.process.allocator import keep_memory
 from postbus.process.data_directory import DataDirectory
@@ -136,9 +137,16 @@ def run_bus(
     commands that use this data directory find the bus too. `meeting`: action if another process
     with the broker's name is running.
     """
+    if settings.accelerate == "require" and not IS_ACCELERATED:
+        fail(
+            "POSTBUS_ACCELERATE is require, but this installation is pure Python: install the wheel"
+            " of this platform, or run `make accelerate` in a checkout",
+            Exit.MACHINE,
+        )
     definition = read()
     keep_memory()
     configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
+    logger.info("starting", extra={"build": BUILD})
     allow_descriptors(MAX_CONNECTIONS + SPARE_DESCRIPTORS)
     for remark in unknown_variables():
         logger.warning("unknown setting", extra={"remark": remark})

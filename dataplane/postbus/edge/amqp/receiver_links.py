@@ -46,7 +46,7 @@ from postbus.entity.commands import (
     Settled,
 )
 from postbus.entity.expects import Expects, R
-from postbus.message.delivery import encode_prefix, with_times
+from postbus.message.runs import pack_deliveries
 
 MAX_OUT_BYTES: Final = 4 << 20
 """Bytes of one connection written in one iteration of the event loop above which no more are
@@ -341,25 +341,11 @@ class ReceiverEndpoint:
 
     def _send(self, deliveries: list[Delivery]) -> None:
         is_settled = not self._is_locking
-        size_bytes = 0
         tags = [delivery[0] for delivery in deliveries]
         if is_settled:
             first, self._tag = self._tag + 1, self._tag + len(deliveries)
             tags = [number.to_bytes(16, "big") for number in range(first, self._tag + 1)]
-        parts: list[tuple[bytes, ...]] = []
-        payload_bytes: list[int] = []
-        for token, until_ms, sequence, enqueued_ms, count, ttl_ms, envelope in deliveries:
-            locked_until_ms = None if is_settled else until_ms
-            prefix = encode_prefix(
-                envelope, sequence, enqueued_ms, count, ttl_ms, locked_until_ms, token
-            )
-            size_bytes += envelope.size_bytes
-            properties, body = envelope.properties, envelope.body
-            application = envelope.application_properties
-            if ttl_ms is not None:
-                properties = with_times(properties, enqueued_ms, ttl_ms)
-            parts.append((prefix, properties, application, body))
-            payload_bytes.append(len(prefix) + len(properties) + len(application) + len(body))
+        parts, payload_bytes, size_bytes = pack_deliveries(deliveries, is_locked=self._is_locking)
         self._link.send_all(tags, parts, payload_bytes, is_settled=is_settled)
         if self._is_locking:
             self._window.unsettled_count += len(deliveries)

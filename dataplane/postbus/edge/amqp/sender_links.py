@@ -20,6 +20,7 @@ from postbus.edge.message_ids import name_messages
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Transact, Transacted
 from postbus.message.codec import DecodeError, Ulong
 from postbus.message.envelope import Envelope
+from postbus.message.runs import slice_messages
 from postbus.message.sections import BATCH_FORMAT, TooManyMembers, explode_batch, slice_message
 
 SEND_CREDIT: Final = 2_000
@@ -91,7 +92,7 @@ class SenderEndpoint:
             self.receive(run.each())
             return
         try:
-            envelopes = [slice_message(payload) for payload in payloads]
+            envelopes = slice_messages(payloads)
         except DecodeError:  # which one is found out one by one
             self.receive(run.each())
             return

@@ -24,7 +24,7 @@ from postbus.entity.commands import (
     StoredRow,
 )
 from postbus.entity.outcomes import Needs, PatchMessage, RecordAcquired, Settling
-from postbus.entity.queues import expiry, paging
+from postbus.entity.queues import expiry, paging, runs
 from postbus.entity.queues.dead_letter_reasons import (
     DESCRIPTION,
     HEADER_TOO_LARGE,
@@ -70,11 +70,15 @@ def lock(
     default_ttl_ms = entity.default_ttl_ms if is_main else None
     until_ms = sub.session_until_ms or now_ms + entity.lock_duration_ms
     random_bytes = context.random.randbytes(8 * len(batch))
-    position = 0
     deliveries: list[Delivery] = []
+    if is_main and default_ttl_ms is None:
+        deliveries = runs.lock_usual(
+            batch, held, receiver, until_ms, first_key, random_bytes, suffix
+        )
+    position = 8 * len(deliveries)
     row_keys: list[int] = []
     attempts: list[int] = []
-    for message in batch:
+    for message in islice(batch, len(deliveries), None):
         envelope = message.envelope
         assert envelope is not None
         failures = message.failures
@@ -213,8 +217,9 @@ def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
     gone: list[int] = [] if keeps else context.outcome.deletes
     pop = sub.locks.pop
     lost: list[int] | None = None
-    size_bytes = stub_bytes = stubs = 0
-    for index, token in enumerate(tokens):
+    stub_bytes = stubs = 0
+    done, size_bytes = runs.complete_usual(tokens, sub.locks, now_ms, gone)
+    for index, token in enumerate(tokens[done:], done):
         message = pop(token, None)
         if message is None or message.locked_until_ms <= now_ms:
             if lost is None:

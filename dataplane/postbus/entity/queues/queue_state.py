@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from postbus.contract.durations import MAX_DURATION_MS
@@ -16,6 +17,7 @@ from postbus.entity.entity_state import EntityState
 from postbus.entity.group_commands import GroupKind
 from postbus.entity.groups import ReaderGroups
 from postbus.entity.outcomes import Needs, PutCursor
+from postbus.entity.queues import runs
 from postbus.entity.queues.dedup import SeenIds
 from postbus.entity.queues.plain_messages import PlainMessages
 from postbus.entity.queues.scheduled import ScheduledMessages
@@ -404,9 +406,9 @@ class QueueState(EntityState):
             if not screened.is_new or self.seen.refusal(len(digests)) is not None:
                 return self._enqueue_each(command, digests, found)
         max_bytes = self.max_message_bytes
-        total_bytes = 0
         check = check_properties
-        for envelope in messages:
+        done, total_bytes = runs.check_usual(messages, max_bytes)
+        for envelope in islice(messages, done, None):
             size_bytes = envelope.size_bytes
             if size_bytes > max_bytes or envelope.scheduled_ms is not None or check(envelope):
                 return self._enqueue_each(command, digests, found)

@@ -28,11 +28,10 @@ from postbus.entity.outcomes import (
     Deliver,
     EndConsumer,
     Fetch,
-    InsertMessage,
     Needs,
     Settling,
 )
-from postbus.entity.queues import locks, paging
+from postbus.entity.queues import locks, paging, runs
 from postbus.entity.queues.ledger import Ledger
 from postbus.entity.queues.message_order import MessageOrder
 from postbus.entity.queues.queued_message import QueuedMessage
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 FAIR_CHUNK: Final = 32
 """Maximum number of messages for one receiver before the next is served. Our choice: small against
 usual credits (100 to 1,000), large enough for one frame burst."""
-
-_new = tuple.__new__
 
 
 class Consumer:
@@ -189,20 +186,13 @@ class SubQueueState:
         inserts = context.outcome.inserts
         count = len(envelopes)
         self.ledger.store(count, total_bytes)
-        runs = self.numbering.take(count, context)
-        if len(runs) == 1:
-            key, offset, _ = runs[0]
-            inserts += [
-                _new(InsertMessage, (row_key, now_ms, envelope))
-                for row_key, envelope in enumerate(envelopes, key)
-            ]
-            arrived = [
-                QueuedMessage(row_key, row_key + offset, now_ms, envelope)
-                for row_key, envelope in enumerate(envelopes, key)
-            ]
+        blocks = self.numbering.take(count, context)
+        if len(blocks) == 1:
+            key, offset, _ = blocks[0]
+            arrived = runs.arrive(envelopes, key, offset, now_ms, inserts)
             numbers = list(range(key + offset, key + offset + count))
         else:
-            numbers, arrived = self._append_runs(runs, envelopes, now_ms)
+            numbers, arrived = self._append_blocks(blocks, envelopes, now_ms)
         self.distribute(envelopes, arrived, total_bytes, is_shared)
         return numbers
 
@@ -231,19 +221,19 @@ class SubQueueState:
         if self.waiting or self.hinted:
             self.pump()
 
-    def _append_runs(
-        self, runs: list[tuple[int, int, int]], envelopes: list[Envelope], now_ms: int
+    def _append_blocks(
+        self, blocks: list[tuple[int, int, int]], envelopes: list[Envelope], now_ms: int
     ) -> tuple[list[int], list[QueuedMessage]]:
+        """Store messages whose keys are of several blocks."""
         inserts = self.context.outcome.inserts
         numbers: list[int] = []
         arrived: list[QueuedMessage] = []
-        rest = iter(envelopes)
-        for key, offset, length in runs:
-            for row_key in range(key, key + length):
-                envelope = next(rest)
-                numbers.append(row_key + offset)
-                inserts.append(InsertMessage(row_key, now_ms, envelope))
-                arrived.append(QueuedMessage(row_key, row_key + offset, now_ms, envelope))
+        start = 0
+        for key, offset, length in blocks:
+            part = envelopes[start : start + length]
+            arrived += runs.arrive(part, key, offset, now_ms, inserts)
+            numbers += range(key + offset, key + offset + length)
+            start += length
         return numbers, arrived
 
     def append_key(
