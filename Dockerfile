@@ -31,10 +31,15 @@ RUN --mount=type=secret,id=pip.conf --mount=type=secret,id=ca.crt \
         --require-hashes -r requirements-build.lock
 
 FROM libraries AS build
+# The compiler of the functions for bursts, and headers where Python is Debian's, in this stage only.
+RUN apt-get update -q && headers=$(python3 -c "import sysconfig as s; print(s.get_path('include'))") \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends gcc libc6-dev \
+        $(test -e "$headers/Python.h" || echo python3-dev)
 COPY LICENSE README.md pyproject.toml ./
 COPY dataplane dataplane
 COPY operator operator
 COPY pipeline pipeline
+ENV POSTBUS_ACCELERATE=require
 # Beside the libraries: a layer of its own, since it changes with each commit.
 RUN python3 -m pip --python /opt/build/bin/python wheel --quiet --no-index --no-deps \
         --no-build-isolation --wheel-dir /wheels . \

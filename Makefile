@@ -71,6 +71,17 @@ demo-pipeline: setup ## the same with pipelines, one of them killed; needs java
 dev: .venv-demo/.ready ## a bus on this machine from examples/, data in .postbus
 	@$(DEMO_BIN)/python -m postbus dev examples $(DEV_FLAGS)
 
+.PHONY: accelerate
+accelerate: setup ## compile the functions in C; needs a C compiler
+	@$(BIN)/python dataplane/compile_runs.py
+
+.PHONY: build
+build: setup ## dist/: an sdist, a pure wheel, one of this platform
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --sdist
+	@POSTBUS_ACCELERATE=off $(BIN)/python -m build --no-isolation --wheel
+	@$(BIN)/python -m build --no-isolation --wheel
+
 .PHONY: images
 images: ## build container images, with docker or buildah
 	@e2e/build-images.sh
@@ -153,7 +164,14 @@ format: setup ## format the code and apply safe fixes
 
 .PHONY: test
 test: setup ## all tests, on real Postgres and sockets; 16 minutes
-	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+	@POSTBUS_ACCELERATE=off $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+.PHONY: test-accelerated
+test-accelerated: accelerate ## those of the broker with functions in C
+	@POSTBUS_ACCELERATE=require $(BIN)/python -m pytest $(PARALLEL) $(ACCELERATED) $(PYTEST_FLAGS)
+
+ACCELERATED := --ignore=tests/pipeline --ignore=tests/operator --ignore=tests/charts \
+	--ignore=tests/images --ignore=tests/kube --ignore=tests/scale
 
 .PHONY: test-fast
 test-fast: setup ## those that need no Postgres and no patience, in a minute
