@@ -103,7 +103,7 @@ class Bench:
     scale: float
     rounds: int = 5  # of rows that alternate by themselves
     # Messages a bulk row moves, by broker: one to three seconds' worth each.
-    bulk: dict[str, int] = field(default_factory=lambda: {"rabbitmq": 40_000})
+    bulk: dict[str, int] = field(default_factory=lambda: {"rabbitmq": 40_000, "rabbitmq4": 60_000})
     bulk_default: int = 100_000
 
     def count(self, number: int) -> int:

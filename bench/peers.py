@@ -1,6 +1,6 @@
-"""The brokers Postbus is compared with: RabbitMQ with a quorum queue, Artemis on its AIO journal.
+"""The brokers Postbus is compared with: RabbitMQ 3 and 4 with a quorum queue, Artemis on AIO.
 
-Both run from a directory of the benchmark on ports of their own, with configuration written here;
+All run from a directory of the benchmark on ports of their own, with configuration written here;
 a broker of the same kind that runs on the machine as a service is neither used nor disturbed.
 bench/README.md describes their installation.
 """
@@ -17,7 +17,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from server import LOOPBACK, BenchError, Server
+from server import LOOPBACK, BenchError, Server, port_answers
 
 # Messages larger than its credit settings starve Artemis' sender; stock values are 1000 and 300,
 # these are in its favour.
@@ -29,14 +29,26 @@ _ARTEMIS_HEAP = "-Xms2G -Xmx4G"
 
 _RABBITMQ_LIBRARY = Path("/usr/lib/rabbitmq")  # where Debian's package puts it
 
+# The mounts belong to the namespace of the process and end with it. Erlang reads the processors
+# from /sys to bind its threads.
+_ENTER_ROOT = """
+root=$1 work=$2
+shift 2
+for folder in dev proc sys; do mount --rbind "/$folder" "$root/$folder"; done
+mount --rbind "$work" "$root/mnt"
+exec /usr/sbin/chroot "$root" "$@"
+"""
+
 
 class RabbitMQ(Server):
     """Debian's rabbitmq-server with the rabbitmq_amqp1_0 plugin; all queues are quorum queues."""
 
     key = "rabbitmq"
-    title = "RabbitMQ quorum"
+    title = "RabbitMQ 3 quorum"
     user = "guest"
     password = "guest"  # RabbitMQ's own default, good for loopback only
+    plugins = "rabbitmq_amqp1_0"
+    library = _RABBITMQ_LIBRARY
 
     def __init__(self, directory: Path, port: int, queues: list[str]) -> None:
         super().__init__(directory, port)
@@ -46,15 +58,14 @@ class RabbitMQ(Server):
 
     def missing(self) -> str | None:
         """Return the name of the missing Debian package."""
-        if not (_RABBITMQ_LIBRARY / "bin/rabbitmq-server").exists():
-            return "apt-get install rabbitmq-server"
-        return None
+        return None if self._is_installed() else "apt-get install rabbitmq-server"
 
     def version(self) -> str:
         """Read it from the name of the installed library."""
-        found = sorted(_RABBITMQ_LIBRARY.glob("lib/rabbitmq_server-*"))
+        found = sorted(self.library.glob("lib/rabbitmq_server-*"))
+        code = "io:put_chars(erlang:system_info(otp_release)),halt()."
         release = subprocess.run(
-            ["erl", "-noshell", "-eval", "io:put_chars(erlang:system_info(otp_release)),halt()."],
+            [*self._prefix(), "erl", "-noshell", "-eval", code],
             capture_output=True,
             text=True,
             check=False,
@@ -71,27 +82,25 @@ class RabbitMQ(Server):
             f"listeners.tcp.1 = {LOOPBACK}:{self.port}\n"
             # Only a backlog larger than memory would reach these; then they are the truth.
             "disk_free_limit.absolute = 1GB\n"
+            # The default of RabbitMQ 3; that of 4 is below the largest body of a row.
+            "max_message_size = 134217728\n"
         )
-        (self.directory / "enabled_plugins").write_text("[rabbitmq_amqp1_0].\n")
+        (self.directory / "enabled_plugins").write_text(f"[{self.plugins}].\n")
         if self._epmd is None:
-            self._epmd = subprocess.Popen(
-                ["epmd", "-port", str(self.port + 1), "-address", LOOPBACK],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            self._start_epmd()
 
     def environment(self) -> dict[str, str]:
         """Return settings that move every file and port away from the system's RabbitMQ."""
+        directory = self._directory_inside()
         return {
-            "HOME": str(self.directory / "home"),
+            "HOME": str(directory / "home"),
             "RABBITMQ_NODENAME": self._node,
-            "RABBITMQ_CONF_ENV_FILE": str(self.directory / "none.conf"),
-            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.directory / "none.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
-            "RABBITMQ_MNESIA_BASE": str(self.directory / "data"),
-            "RABBITMQ_LOG_BASE": str(self.directory / "log"),
+            "RABBITMQ_CONF_ENV_FILE": str(directory / "none.conf"),
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(directory / "none.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_DIST_PORT": str(self.port + 2),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_PORT": str(self.port + 1),
@@ -100,19 +109,20 @@ class RabbitMQ(Server):
 
     def command(self) -> list[str]:
         """Run the script below Debian's wrapper, which would change user and directories."""
-        return [str(_RABBITMQ_LIBRARY / "bin/rabbitmq-server")]
+        return [*self._prefix(), str(_RABBITMQ_LIBRARY / "bin/rabbitmq-server")]
 
     def after_start(self) -> None:
         """Declare the queues. The port opens before the node is wholly up, hence the patience."""
-        declarations = "".join(
+        code = "".join(
             f'rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>), true, false, '
             '[{<<"x-queue-type">>, longstr, <<"quorum">>}], none, <<"guest">>), '
             for queue in self.queues
         )
+        code += "ok."
         deadline = time.monotonic() + 60
         while True:
             done = subprocess.run(
-                [str(_RABBITMQ_LIBRARY / "bin/rabbitmqctl"), "eval", declarations + "ok."],
+                [*self._prefix(), str(_RABBITMQ_LIBRARY / "bin/rabbitmqctl"), "eval", code],
                 env={**os.environ, **self.environment()},
                 capture_output=True,
                 text=True,
@@ -121,7 +131,7 @@ class RabbitMQ(Server):
             if done.returncode == 0:
                 return
             if time.monotonic() > deadline:
-                raise BenchError(f"RabbitMQ: queues not declared: {done.stderr.strip()[-300:]}")
+                raise BenchError(f"{self.title}: no queues: {done.stderr.strip()[-300:]}")
             time.sleep(0.5)
 
     def stop(self, limit_s: float = 60) -> None:
@@ -135,6 +145,64 @@ class RabbitMQ(Server):
     def address(self, queue: str) -> str:
         """Name an existing queue, past the exchanges. Source: README of rabbitmq_amqp1_0."""
         return f"/amq/queue/{queue}"
+
+    def _is_installed(self) -> bool:
+        return (self.library / "bin/rabbitmq-server").exists()
+
+    def _prefix(self) -> list[str]:
+        """Return the start of every command line, up to the program of the broker."""
+        return []
+
+    def _directory_inside(self) -> Path:
+        """Return the directory of the benchmark as the broker sees it."""
+        return self.directory
+
+    def _start_epmd(self) -> None:
+        """Start it before the node, which would otherwise start one that stays."""
+        port = self.port + 1
+        if port_answers(port):
+            raise BenchError(f"port {port} for {self.title} is in use; see --base-port")
+        self._epmd = subprocess.Popen(
+            [*self._prefix(), "epmd", "-port", str(port), "-address", LOOPBACK],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 10
+        while not port_answers(port):
+            if self._epmd.poll() is not None or time.monotonic() > deadline:
+                raise BenchError(f"{self.title}: epmd did not open port {port}")
+            time.sleep(0.005)
+
+
+class RabbitMQ4(RabbitMQ):
+    """rabbitmq-server of Debian 13 in a root directory of its own; its AMQP 1.0 is no plugin.
+
+    A user namespace gives the right to mount and to change the root to everyone, not only root.
+    """
+
+    key = "rabbitmq4"
+    title = "RabbitMQ 4 quorum"
+    plugins = ""
+    root = Path(os.environ.get("RABBITMQ4_ROOT", "/var/tmp/trixie"))
+    library = root / _RABBITMQ_LIBRARY.relative_to("/")
+
+    def missing(self) -> str | None:
+        """Return the place of the missing root."""
+        if self._is_installed():
+            return None
+        return f"a Debian 13 root in {self.root} (bench/README.md names the commands)"
+
+    def address(self, queue: str) -> str:
+        """Name a queue by the second version of addresses. Source: rabbitmq.com/docs/amqp."""
+        return f"/queues/{queue}"
+
+    def _prefix(self) -> list[str]:
+        enter = ["unshare", "--mount", "--map-root-user", "sh", "-ec", _ENTER_ROOT, "sh"]
+        return [*enter, str(self.root), str(self.directory)]
+
+    def _directory_inside(self) -> Path:
+        return Path("/mnt")
 
 
 class Artemis(Server):

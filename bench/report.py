@@ -13,7 +13,7 @@ from rich.table import Table
 from measuring import Result, reason_of
 from rows import Demand, Metric, Row
 
-PEER_NAMES = {"rabbitmq": "RabbitMQ", "artemis": "Artemis"}
+PEER_NAMES = {"rabbitmq": "RabbitMQ 3", "rabbitmq4": "RabbitMQ 4", "artemis": "Artemis"}
 PEERS = tuple(PEER_NAMES)
 _UNAUTHENTICATED_LOGGED_FROM = (
     0.10  # share of the machine; above it a result deserves a second look
@@ -123,7 +123,7 @@ def _number(value: float) -> str:
 
 
 def _verdicts(results: Results, row: Row, metric: Metric) -> str:
-    return "; ".join(
+    return "\n".join(
         _verdict(results, row, metric, demand)
         for demand in row.demands
         if demand.metric == metric.key

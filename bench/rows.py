@@ -322,11 +322,9 @@ def _mib(key: str, label: str) -> Metric:
     return Metric(key, label, "MiB", is_better_high=False)
 
 
-def _against(metric: str, rabbitmq: tuple[float, float], artemis: float) -> tuple[Demand, ...]:
-    return (
-        Demand(metric, "rabbitmq", *rabbitmq),
-        Demand(metric, "artemis", artemis, 1.0),
-    )
+def _against(metric: str, **limits: tuple[float, float]) -> tuple[Demand, ...]:
+    """Return demands on ratios: required and desired one, by the key of the peer."""
+    return tuple(Demand(metric, peer, *limit) for peer, limit in limits.items())
 
 
 def _memory_row(key: str, title: str, count: int, body_bytes: int, *, is_default: bool) -> Row:
@@ -366,28 +364,31 @@ ROWS: tuple[Row, ...] = (
         "send, window 1",
         _send(1),
         (_SEND, _ACK_P99, _CPU),
-        _against("send_rate", (1.1, 1.2), 0.65),
+        _against("send_rate", rabbitmq=(1.3, 1.5), rabbitmq4=(1.25, 1.5), artemis=(0.85, 1)),
     ),
     Row(
         "send-100",
         "send, window 100",
         _send(100),
         (_SEND, _ACK_P99, _CPU),
-        _against("send_rate", (1.8, 2.5), 0.65),
+        _against("send_rate", rabbitmq=(2.7, 3.5), rabbitmq4=(2.6, 3.5), artemis=(0.95, 1.2)),
     ),
     Row(
         "send-1000",
         "send, window 1000",
         _send(1000),
         (_SEND, _ACK_P99, _CPU),
-        _against("send_rate", (2.5, 4), 0.5),
+        (
+            *_against("send_rate", rabbitmq=(5, 6), rabbitmq4=(4.2, 6), artemis=(1, 1.2)),
+            *_against("ack_p99_us", rabbitmq=(0.5, 0.3), rabbitmq4=(1.5, 0.8), artemis=(2, 1)),
+        ),
     ),
     Row(
         "receive",
         "receive + complete",
         _receive(1),
         (_RECEIVE, _CPU),
-        _against("receive_rate", (4, 5), 0.65),
+        _against("receive_rate", rabbitmq=(4.5, 6), rabbitmq4=(2.3, 3.5), artemis=(0.75, 1)),
     ),
     Row(
         "receive-50",
@@ -401,7 +402,7 @@ ROWS: tuple[Row, ...] = (
         "receive + complete, credit 1, backlog",
         _receive_one_by_one,
         (_RECEIVE, _CPU),
-        _against("receive_rate", (1, 1.2), 0.65),
+        _against("receive_rate", rabbitmq=(1.4, 1.7), rabbitmq4=(1.2, 1.5)),
     ),
     Row(
         "both-100",
@@ -409,8 +410,9 @@ ROWS: tuple[Row, ...] = (
         _both(100),
         (_EACH_WAY, _SEND, _RECEIVE, _CPU, _BROKER_CPU),
         (
-            *_against("each_way_rate", (2.5, 3.5), 0.65),
-            Demand("cpu_us", "artemis", 1.0, 0.8),
+            *_against("each_way_rate", rabbitmq=(3.5, 4.5), rabbitmq4=(3.2, 4.5), artemis=(1, 1.3)),
+            *_against("cpu_us", rabbitmq=(0.25, 0.2), rabbitmq4=(0.25, 0.2), artemis=(0.9, 0.7)),
+            Demand("cpu_us", None, 12, 10),
             Demand("broker_cpu_us", None, 15, 10),
         ),
     ),
@@ -419,14 +421,17 @@ ROWS: tuple[Row, ...] = (
         "both ways, window 1000",
         _both(1000),
         (_EACH_WAY, _SEND, _RECEIVE, _CPU),
-        _against("each_way_rate", (2.5, 3.5), 0.65),
+        _against("each_way_rate", rabbitmq=(5, 6.5), rabbitmq4=(3.8, 5), artemis=(0.75, 1)),
     ),
     Row(
         "sustained",
         "both ways, window 100, 1 M messages",
         _both(100, 1_000_000),
         (_EACH_WAY, _CPU, _BROKER_CPU),
-        (Demand("each_way_rate", "artemis", 0.8, 1.2), Demand("cpu_us", "artemis", 1.0, 0.8)),
+        (
+            *_against("each_way_rate", rabbitmq=(3.5, 4.5), rabbitmq4=(3.2, 4.5), artemis=(1, 1.3)),
+            Demand("cpu_us", "artemis", 1.0, 0.8),
+        ),
     ),
     Row(
         "paced",

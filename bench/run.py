@@ -32,7 +32,7 @@ from many import MANY_ROWS
 from measuring import MAIN_QUEUE, Bench, LoadClient, Result
 from messaging import MESSAGING_ROWS
 from over_http import HTTP_ROWS
-from peers import Artemis, RabbitMQ
+from peers import Artemis, RabbitMQ, RabbitMQ4
 from postbus_server import Postbus
 from report import Results, as_json, show
 from rows import ROWS as PLAIN_ROWS
@@ -42,7 +42,7 @@ from transports import TRANSPORT_ROWS
 from waiting import WAITING_ROWS
 
 HERE = Path(__file__).resolve().parent
-BROKERS = ("postbus", "rabbitmq", "artemis")
+BROKERS = ("postbus", "rabbitmq", "rabbitmq4", "artemis")
 ROWS = (
     *PLAIN_ROWS,
     *MESSAGING_ROWS,
@@ -63,13 +63,13 @@ Examples:
 
   bench/run.py --rows paced --scale 0.1           a tenth of the messages and of the time
 
-  bench/run.py --brokers rabbitmq,artemis         the peers alone
+  bench/run.py --brokers postbus,rabbitmq4        two brokers; the others are rabbitmq and artemis
 
   bench/run.py --list                             list the rows
 """
 
 # A log or a pipe has no width of its own; the table wants some.
-console = Console(width=None if sys.stdout.isatty() else 160)
+console = Console(width=None if sys.stdout.isatty() else 240)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -88,6 +88,8 @@ class Yard:
         match broker:
             case "rabbitmq":
                 return RabbitMQ(directory, self._base_port + 10, queues)
+            case "rabbitmq4":
+                return RabbitMQ4(directory, self._base_port + 30, queues)
             case "artemis":
                 return Artemis(directory, self._base_port + 20, queues)
             case _:

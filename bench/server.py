@@ -97,7 +97,7 @@ class Server:
         """Start without waiting for anything."""
         if self._process is not None:
             raise BenchError(f"{self.title} runs already")
-        if _port_answers(self.port):
+        if port_answers(self.port):
             raise BenchError(f"port {self.port} for {self.title} is in use; see --base-port")
         self.directory.mkdir(parents=True, exist_ok=True)
         self.prepare(fresh=fresh)
@@ -116,7 +116,7 @@ class Server:
     def wait_for_port(self, limit_s: float = 90) -> None:
         """Wait until the port takes connections."""
         deadline = time.monotonic() + limit_s
-        while not _port_answers(self.port):
+        while not port_answers(self.port):
             if self._process is None or self._process.poll() is not None:
                 raise BenchError(f"{self.title} ended at start; see {self.log_path()}")
             if time.monotonic() > deadline:
@@ -175,7 +175,8 @@ class Server:
             procfs.reset_high_water(process.pid)
 
 
-def _port_answers(port: int) -> bool:
+def port_answers(port: int) -> bool:
+    """Return whether a port on loopback takes connections."""
     try:
         socket.create_connection((LOOPBACK, port), 1).close()
     except OSError:
