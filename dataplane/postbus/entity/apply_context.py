@@ -8,7 +8,7 @@ entities of a partition share is in `partition_context`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from random import Random
 from typing import Final, Protocol, TypeAlias
@@ -17,7 +17,6 @@ from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
 from postbus.entity.queues.queued_message import QueuedMessage
-from postbus.entity.queues.runs import note_attempts
 from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
 from postbus.message.envelope import Envelope
@@ -25,6 +24,9 @@ from postbus.message.patch import with_properties
 from postbus.rules.steps import APPLY_STEPS, StepPool
 
 OnTime: TypeAlias = Callable[[], None]
+
+Acquired: TypeAlias = tuple[int, dict[bytes, QueuedMessage], list[bytes]]
+"""Time of an acquisition (ms), the locks among which it is, its tokens."""
 
 MAINTENANCE_LIMIT: Final = 1_000
 """Maximum number of messages that an apply may expire, activate or delete beside its command (ADR
@@ -102,7 +104,7 @@ class ApplyContext:
         self.is_checked = False  # what is enqueued passed the quota with its transaction
         self.steps = StepPool()
         self.outcome = Outcome(DONE)
-        self.outstanding: deque[tuple[int, list[QueuedMessage]]] = deque()
+        self.outstanding: deque[Acquired] = deque()
         self.resumed: dict[OnTime, None] = {}
         self.timers: list[tuple[int, int, OnTime]] = []
         self.sub_queues: dict[SubQueueMemory, None] = {}
@@ -176,6 +178,10 @@ class ApplyContext:
         found = self._changed.get(row_key) if self._changed else None
         return envelope if found is None else with_properties(envelope, found[1])
 
+    def is_unchanged(self, row_keys: Iterable[int]) -> bool:
+        """Return whether `as_changed` returns these messages as they are."""
+        return not self._changed or self._changed.keys().isdisjoint(row_keys)
+
     # --- time -----------------------------------------------------------------------------------
 
     def set_timer(self, when_ms: int, on_time: OnTime) -> None:
@@ -219,7 +225,12 @@ class ApplyContext:
         row_keys: list[int] = []
         attempts: list[int] = []
         while outstanding and now_ms - outstanding[0][0] >= OUTSTANDING_MS // 2:
-            note_attempts(outstanding.popleft()[1], row_keys, attempts)
+            _, held, tokens = outstanding.popleft()
+            for message in map(held.get, tokens):
+                if message is not None and message.recorded <= message.failures:
+                    message.recorded = message.failures + 1
+                    row_keys.append(message.row_key)
+                    attempts.append(message.recorded)
         if row_keys:
             self.outcome.mutations.append(RecordAcquired(row_keys, attempts))
 

@@ -90,6 +90,12 @@ class Numbering:
         """Return the sequence number of a key in ACTIVE."""
         return row_key + self._offsets[bisect_right(self._first_keys, row_key) - 1]
 
+    def offset_of(self, first_key: int, last_key: int) -> int | None:
+        """Return what number a key has beyond itself, None if these two are of different blocks."""
+        index = bisect_right(self._first_keys, first_key) - 1
+        is_one = index == bisect_right(self._first_keys, last_key) - 1
+        return self._offsets[index] if is_one else None
+
     def number_at(self, row_key: int) -> int | None:
         """Return the number of a key, None if it is none of ACTIVE."""
         if not self._first_keys or row_key < self._first_keys[0]:

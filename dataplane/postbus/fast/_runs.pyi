@@ -1,5 +1,7 @@
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 class Layout:
     def __init__(
@@ -12,6 +14,7 @@ class MessageRuns:
     def name_messages(
         self, envelopes: list[Any], head: bytes, section: bytes, numbers: Iterator[int]
     ) -> int: ...
+    def unpack_rows(self, found: Sequence[Any], row_type: type[R]) -> list[R]: ...
     def pack_deliveries(
         self,
         deliveries: Sequence[Any],
@@ -38,6 +41,7 @@ class QueueRuns:
         enqueued_ms: int,
         inserts: list[Any],
     ) -> list[Any]: ...
+    def load(self, rows: Iterable[Any], offset: int) -> list[Any]: ...
     def lock(
         self,
         batch: list[Any],
@@ -51,7 +55,6 @@ class QueueRuns:
     def complete(
         self, tokens: list[bytes], held: dict[bytes, Any], now_ms: int, gone: list[int]
     ) -> tuple[int, int]: ...
-    def acquire(self, batch: list[Any], row_keys: list[int], attempts: list[int]) -> int: ...
 
 def scan_transfers(
     form: Any, data: bytes, pos: int, most_bytes: int

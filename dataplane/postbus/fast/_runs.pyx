@@ -487,6 +487,56 @@ cdef class MessageRuns:
             done += 1
         return done
 
+    def unpack_rows(self, found, type row_type not None):
+        """Do the first rows of `store.reads.Reader._stored` of active messages without a patch,
+        whose envelopes are properties alone; `row_type`: class of a tuple of seven.
+        """
+        cdef list rows = []
+        for record in found:
+            blob, application, body = record[5], record[6], record[7]
+            if (
+                record[2] is not None or record[3] != 0 or record[4] is not False
+                or record[8] is not None or record[9] is not None
+                or not PyBytes_CheckExact(blob)
+            ):
+                break
+            envelope = self._unpack(<bytes>blob, self.empty if application is None else application,
+                                    self.empty if body is None else body)
+            if envelope is None:
+                break
+            row = _new(row_type, 7)
+            _put_item(row, 0, record[0])
+            _put_item(row, 1, record[1])
+            _put_item(row, 2, None)
+            _put_item(row, 3, 0)
+            _put_item(row, 4, False)
+            _put_item(row, 5, envelope)
+            _put_item(row, 6, None)
+            rows.append(row)
+        return rows
+
+    cdef object _unpack(self, bytes blob, bytes application, bytes body):
+        """Return the envelope of a usual row, else None."""
+        cdef const uint8_t *octets = _octets(blob)
+        cdef Py_ssize_t size = len(blob), id_bytes
+        message_id = None
+        if size < 2:
+            return None
+        is_durable = memcmp(octets, _octets(self.heads) + 2, 2) == 0
+        if not is_durable and memcmp(octets, _octets(self.heads), 2) != 0:
+            return None
+        if size > 2:
+            if size < 9 or not _is_section(octets, size, 2, 0x73, 0xC0):
+                return None
+            id_bytes = _id_bytes(octets + 8, size - 8, 1)
+            if id_bytes < 0:
+                return None
+            if octets[8] != 0x40:
+                message_id = _cut(octets, 8, 8 + id_bytes)
+        size += len(application) + len(body)
+        return self._fill(max(size, self.least_bytes), is_durable, message_id,
+                          _cut(octets, 2, len(blob)), application, body)
+
     # --- leaving ------------------------------------------------------------------------------
 
     cdef bint _is_own(self, envelope) except -1:
@@ -655,7 +705,6 @@ cdef class QueueRuns:
     def arrive(self, list envelopes not None, int64_t row_key, int64_t offset, enqueued_ms,
                list inserts not None):
         """Do all of `entity.queues.runs.arrive`: append rows, return the queued messages."""
-        cdef Slots slots = self.messages
         cdef list arrived = []
         for envelope in envelopes:
             key = row_key
@@ -664,18 +713,34 @@ cdef class QueueRuns:
             _put_item(row, 1, enqueued_ms)
             _put_item(row, 2, envelope)
             inserts.append(row)
-            message = _new(slots.owner, 0)
-            slots.set(message, ROW_KEY, key)
-            slots.set(message, SEQUENCE, row_key + offset)
-            slots.set(message, ENQUEUED_MS, enqueued_ms)
-            slots.set(message, LOADED, envelope)
-            slots.set(message, FAILURES, 0)
-            slots.set(message, RECORDED, 0)
-            slots.set(message, TOKEN, None)
-            slots.set(message, IS_DEFERRED, False)
-            arrived.append(message)
+            arrived.append(self._queued(key, row_key + offset, enqueued_ms, envelope))
             row_key += 1
         return arrived
+
+    def load(self, rows, int64_t offset):
+        """Do all of `entity.queues.runs.load`: return the queued messages of rows."""
+        cdef list loaded = []
+        for row in rows:
+            if not PyTuple_Check(row) or PyTuple_GET_SIZE(row) != 7:
+                raise TypeError("rows are tuples of seven")
+            key = (<tuple>row)[0]
+            loaded.append(
+                self._queued(key, <int64_t>key + offset, (<tuple>row)[1], (<tuple>row)[5])
+            )
+        return loaded
+
+    cdef object _queued(self, row_key, sequence, enqueued_ms, envelope):
+        cdef Slots slots = self.messages
+        message = _new(slots.owner, 0)
+        slots.set(message, ROW_KEY, row_key)
+        slots.set(message, SEQUENCE, sequence)
+        slots.set(message, ENQUEUED_MS, enqueued_ms)
+        slots.set(message, LOADED, envelope)
+        slots.set(message, FAILURES, 0)
+        slots.set(message, RECORDED, 0)
+        slots.set(message, TOKEN, None)
+        slots.set(message, IS_DEFERRED, False)
+        return message
 
     def lock(self, list batch not None, dict held not None, receiver, until_ms, int64_t first_key,
              bytes random_bytes not None, bytes suffix not None):
@@ -747,27 +812,3 @@ cdef class QueueRuns:
             total += size
             count += 1
         return count, total
-
-    def acquire(self, list batch not None, list row_keys not None, list attempts not None):
-        """Do the first messages of `ApplyContext.record_outstanding`: note attempts of locked ones.
-
-        Return the number of messages.
-        """
-        cdef Slots slots = self.messages
-        cdef Py_ssize_t count = 0
-        cdef int64_t failures = 0, recorded = 0
-        for message in batch:
-            if type(message) is not slots.owner:
-                break
-            if slots.get(message, TOKEN) is not None:
-                if not slots.is_number(message, FAILURES, &failures):
-                    break
-                if not slots.is_number(message, RECORDED, &recorded):
-                    break
-                if recorded <= failures:
-                    attempt = failures + 1
-                    slots.set(message, RECORDED, attempt)
-                    row_keys.append(slots.get(message, ROW_KEY))
-                    attempts.append(attempt)
-            count += 1
-        return count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from postbus.fast import IS_ACCELERATED
 from postbus.message.delivery import (
@@ -23,6 +23,8 @@ from postbus.message.sections import slice_message
 
 if TYPE_CHECKING or IS_ACCELERATED:
     from postbus.fast._runs import Layout, MessageRuns
+
+R = TypeVar("R")
 
 Delivered: TypeAlias = tuple[bytes, int, int, int, int, int | None, Envelope]
 """Lock token, end of the lock (ms), number, enqueued time (ms), failures, TTL (ms), envelope."""
@@ -40,6 +42,15 @@ def name_usual_messages(
 ) -> int:
     """Name the first messages that have an id or only a body; return how many were looked at."""
     return 0 if in_c is None else in_c.name_messages(envelopes, head, section, numbers)
+
+
+def unpack_usual_rows(found: Sequence[Any], row_type: type[R]) -> list[R]:
+    """Return the first rows of active messages without a patch, with properties alone.
+
+    `found` has the columns of `store.reads`; `row_type`: a class of tuples of key, enqueued time,
+    sequence, failures, whether it is deferred, envelope and death.
+    """
+    return [] if in_c is None else in_c.unpack_rows(found, row_type)
 
 
 def pack_deliveries(

@@ -7,12 +7,14 @@ columns of side tables. Called through the journal by the host's read connection
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import asyncpg
 
 from postbus.entity.commands import Death, Receiver, StoredRow, SubQueue
 from postbus.message.rows import unpack_envelope
+from postbus.message.runs import unpack_usual_rows
 from postbus.store.changes import SEEN_SPAN_MS
 from postbus.store.errors import Connection
 from postbus.store.migrate import schema_of
@@ -124,11 +126,11 @@ class Reader:
     async def _stored(self, connection: Connection, found: list[asyncpg.Record]) -> list[StoredRow]:
         wanted = [row[BODY_ID] for row in found if row[BODY_ID] is not None]
         bodies = await self._read_bodies(connection, wanted) if wanted else {}
-        rows: list[StoredRow] = []
+        rows = unpack_usual_rows(found, StoredRow)
         for (
             row_key, enqueued_ms, sequence, count, is_deferred, blob, properties, body, body_id,
             died_ms, deliveries, link, client,
-        ) in found:  # fmt: skip
+        ) in islice(found, len(rows), None):  # fmt: skip
             if body_id is not None:
                 if body_id not in bodies:  # it was deleted meanwhile
                     continue

@@ -119,7 +119,7 @@ def lock(
     if row_keys:
         context.outcome.mutations.append(RecordAcquired(row_keys, attempts))
     if is_main and len(row_keys) < len(deliveries):
-        context.outstanding.append((now_ms, batch))
+        context.outstanding.append((now_ms, held, [each[0] for each in deliveries]))
     if deliveries:
         watch(sub, until_ms)
     return deliveries

@@ -7,12 +7,13 @@ a waiting receiver may always load one message, else a message above the budget 
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from postbus.entity.commands import StoredRow
-from postbus.entity.queues import expiry, locks
+from postbus.entity.queues import expiry, locks, runs
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
@@ -226,6 +227,8 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
     window, order = sub.context.window, sub.order
     is_wanted = bool(sub.waiting)
     keys = order.next_keys(len(rows))
+    if _take_run(sub, rows, keys):
+        return len(keys)
     loaded: list[QueuedMessage] = []
     count = 0
     while rows:
@@ -248,6 +251,34 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
         rows.popleft()
     order.load_next(loaded)
     return count
+
+
+def _take_run(sub: SubQueueState, rows: deque[StoredRow], keys: array[int]) -> bool:
+    """Load rows together if they are the next ones, fit, and nothing else is known of them."""
+    context, window = sub.context, sub.context.window
+    row_keys = [row[0] for row in rows]
+    if (
+        not row_keys
+        or not sub.is_main
+        or keys != array("q", row_keys)
+        or any(row[3] for row in rows)
+        or not (context.is_unchanged(row_keys) and sub.attempts.keys().isdisjoint(row_keys))
+    ):
+        return False
+    envelopes = [row[5] for row in rows]
+    size_bytes = sum([envelope.size_bytes for envelope in envelopes])
+    offset = sub.numbering.offset_of(row_keys[0], row_keys[-1])
+    room_bytes = window.room_bytes(is_wanted=bool(sub.waiting))
+    if (
+        offset is None
+        or room_bytes < size_bytes + len(rows) * MESSAGE_OVERHEAD_BYTES
+        or window.count + len(rows) > WINDOW_MESSAGES
+    ):
+        return False
+    sub.ledger.load_all(envelopes, size_bytes)
+    sub.order.load_next(runs.load(rows, offset))
+    rows.clear()
+    return True
 
 
 def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:

@@ -6,10 +6,10 @@ functions does the rest, and defines what they do.
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from postbus.entity.commands import Delivery, Receiver
+from postbus.entity.commands import Delivery, Receiver, StoredRow
 from postbus.entity.outcomes import InsertMessage
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.fast import IS_ACCELERATED
@@ -47,6 +47,16 @@ def arrive(
     ]
 
 
+def load(rows: Iterable[StoredRow], offset: int) -> list[QueuedMessage]:
+    """Return the queued messages of rows that did not fail, whose keys are of one block."""
+    if in_c is not None:
+        return in_c.load(rows, offset)
+    return [
+        QueuedMessage(row_key, row_key + offset, enqueued_ms, envelope)
+        for row_key, enqueued_ms, _, _, _, envelope, _ in rows
+    ]
+
+
 def lock_usual(
     batch: list[QueuedMessage],
     held: dict[bytes, QueuedMessage],
@@ -73,17 +83,6 @@ def complete_usual(
     Append their row keys to `gone`; return their number and the sum of their sizes.
     """
     return (0, 0) if in_c is None else in_c.complete(tokens, held, now_ms, gone)
-
-
-def note_attempts(batch: list[QueuedMessage], row_keys: list[int], attempts: list[int]) -> None:
-    """Note the attempts of messages that are still locked and not noted: they are recorded now."""
-    done = 0 if in_c is None else in_c.acquire(batch, row_keys, attempts)
-    for message in islice(batch, done, None):
-        attempt = message.failures + 1
-        if message.token is not None and message.recorded < attempt:
-            message.recorded = attempt
-            row_keys.append(message.row_key)
-            attempts.append(attempt)
 
 
 in_c: Final = (
