@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def missing() -> list[str]:
         "Cython": find_spec("Cython") is not None,
         f"a C compiler ({compiler()[0]})": shutil.which(compiler()[0]) is not None,
         f"Python's headers ({headers})": headers.is_file(),
+        "64 bits": sys.maxsize > 2**32,
     }
     return [name for name, is_there in found.items() if not is_there]
 
@@ -48,7 +50,9 @@ def compile_runs(folder: Path) -> Path:
         translate = [sys.executable, "-m", "cython", "-3", str(FOLDER / "_runs.pyx")]
         subprocess.run([*translate, "-o", str(source)], check=True)
         made = Path(work) / f"_runs{sysconfig.get_config_var('EXT_SUFFIX')}"
-        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
+        digest = sha256((FOLDER / "_runs.pyx").read_bytes()).hexdigest()
+        more = shlex.split(os.environ.get("CFLAGS", ""))
+        flags = [*FLAGS, f'-DPOSTBUS_SOURCE="{digest}"', *more]
         headers = sysconfig.get_path("include")
         subprocess.run(
             [*compiler(), *flags, "-shared", f"-I{headers}", str(source), "-o", str(made)],

@@ -3,6 +3,8 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 
+SOURCE: str
+
 class Layout:
     def __init__(
         self, octets: bytes, places: tuple[int, ...], most_annotation_bytes: int
@@ -22,7 +24,7 @@ class MessageRuns:
         parts: list[tuple[bytes, ...]],
         payload_bytes: list[int],
     ) -> int: ...
-    def pack_rows(self, rows: Sequence[Any]) -> tuple[bytes, int]: ...
+    def pack_rows(self, rows: list[Any]) -> tuple[bytes, int]: ...
 
 class QueueRuns:
     def __init__(self, envelope: type, queued: type, insert: type, delivery: type) -> None: ...

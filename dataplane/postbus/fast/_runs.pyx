@@ -19,6 +19,17 @@ from cpython.tuple cimport PyTuple_Check, PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030E0000  /* a tuple knows its hash, or -1 */
+    #define POSTBUS_UNHASHED(row) (((PyTupleObject *)(row))->ob_hash = -1)
+    #else
+    #define POSTBUS_UNHASHED(row) ((void)(row))
+    #endif
+    """
+    void POSTBUS_UNHASHED(PyObject *row) noexcept
+    const char *POSTBUS_SOURCE  # which the compiler gets from compile_runs.py
+
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         object (*tp_alloc)(type, Py_ssize_t)
@@ -36,6 +47,7 @@ cdef extern from "structmember.h":
 cdef enum:
     TAG_BYTES = 16
     ROW_BYTES = 40  # of a row for COPY without its properties and body
+    MAX_SIZE = 1 << 30  # far above the size of any message
 
 cdef enum:  # fields of an envelope, in the order of ENVELOPE
     ANNOTATION_COUNT, ANNOTATIONS, APPLICATION_PROPERTIES, BODY, DEAD_LETTER_SOURCE
@@ -64,6 +76,10 @@ QUEUED = (
     "enqueued_ms", "envelope", "failures", "is_deferred", "locked_until_ms", "receiver",
     "recorded", "row_key", "sequence", "size_bytes", "token", "ttl_ms",
 )
+
+
+SOURCE = POSTBUS_SOURCE.decode()
+"""Digest of the source of this module, by which `postbus.fast` knows an outdated one."""
 
 
 # --- octets, numbers and slots --------------------------------------------------------------------
@@ -108,7 +124,7 @@ cdef class Slots:
     cdef type owner
     cdef Py_ssize_t at[20]
 
-    def __init__(self, type owner not None, tuple names not None):
+    def __cinit__(self, type owner not None, tuple names not None):
         cdef PyMemberDef *member
         if len(names) > 20 or sorted(owner.__slots__) != sorted(names):
             raise TypeError(f"{owner.__name__} has other slots")
@@ -148,9 +164,16 @@ cdef class Slots:
         return True
 
 
-cdef inline object _new(type owner, Py_ssize_t size):
-    """Return an object with empty slots, or a tuple of some class with empty items."""
-    return (<PyTypeObject *><PyObject *>owner).tp_alloc(owner, size)
+cdef inline object _new(type owner):
+    """Return an object with empty slots."""
+    return (<PyTypeObject *><PyObject *>owner).tp_alloc(owner, 0)
+
+
+cdef inline object _new_tuple(type owner, Py_ssize_t size):
+    """Return a tuple of some class with empty items."""
+    row = (<PyTypeObject *><PyObject *>owner).tp_alloc(owner, size)
+    POSTBUS_UNHASHED(<PyObject *>row)
+    return row
 
 
 cdef inline void _put_item(object row, Py_ssize_t index, object value) noexcept:
@@ -162,8 +185,9 @@ cdef inline void _put_item(object row, Py_ssize_t index, object value) noexcept:
 
 def scan_transfers(form, bytes data not None, Py_ssize_t pos, Py_ssize_t most_bytes):
     """Do all of `amqp.frames.scan_transfers`."""
-    cdef bytes head = form[1], kind = form[2], tail = form[3]
-    cdef Py_ssize_t least = form[4], size = len(data), frame_bytes
+    cdef bytes head, kind, tail
+    cdef Py_ssize_t least, size = len(data), frame_bytes
+    _, head, kind, tail, least, _ = form
     cdef Py_ssize_t tag_at = 4 + len(head) + 6, tail_at = least - len(tail)
     cdef const uint8_t *octets = _octets(data)
     cdef const uint8_t *at
@@ -190,8 +214,10 @@ def scan_transfers(form, bytes data not None, Py_ssize_t pos, Py_ssize_t most_by
 
 def scan_outcomes(form, bytes data not None, Py_ssize_t pos):
     """Do all of `amqp.frames.scan_outcomes`."""
-    cdef bytes head = form[1], tail = form[2]
-    cdef Py_ssize_t frame_bytes = form[3], size = len(data), first_at = 4 + len(head)
+    cdef bytes head, tail
+    cdef Py_ssize_t frame_bytes, size = len(data)
+    _, head, tail, frame_bytes, _ = form
+    cdef Py_ssize_t first_at = 4 + len(head)
     cdef const uint8_t *octets = _octets(data)
     cdef const uint8_t *at
     cdef list ids = []
@@ -224,7 +250,10 @@ def pack_transfers(bytes head not None, bytes tail not None, int64_t first, list
     cdef uint8_t *at
     if len(parts) != count or len(payload_bytes) != count:
         raise ValueError("lists of a run have one length")
-    for tag, payload, size in zip(tags, parts, payload_bytes):
+    for tag, payload, number in zip(tags, parts, payload_bytes):
+        if not PyLong_CheckExact(number):
+            raise ValueError("a size is no number")
+        size = number
         total += overhead + size
         for part in payload:
             if not PyBytes_CheckExact(part):
@@ -292,7 +321,7 @@ cdef Py_ssize_t _id_bytes(const uint8_t *at, Py_ssize_t size, Py_ssize_t count) 
     return id_bytes if pos <= size else -1
 
 
-cdef inline uint8_t *_put_column(uint8_t *at, bytes value) noexcept:
+cdef inline uint8_t *_put_column(uint8_t *at, bytes value) except NULL:
     """Write a column of COPY, null if it is empty; return its end."""
     cdef Py_ssize_t size = len(value)
     _put32(at, <uint32_t>size if size else <uint32_t>0xFFFFFFFF)
@@ -312,7 +341,7 @@ cdef class Layout:
     cdef Py_ssize_t at[7]
     cdef Py_ssize_t most_annotation_bytes
 
-    def __init__(self, bytes octets not None, tuple places not None,
+    def __cinit__(self, bytes octets not None, tuple places not None,
                  Py_ssize_t most_annotation_bytes):
         cdef int index
         for index, size in enumerate((1, 1, TAG_BYTES, 2, 8, 8, 8)):
@@ -366,7 +395,7 @@ cdef class MessageRuns:
     cdef bytes empty, heads
     cdef Py_ssize_t least_bytes
 
-    def __init__(self, type envelope not None, Py_ssize_t least_bytes, bytes heads not None):
+    def __cinit__(self, type envelope not None, Py_ssize_t least_bytes, bytes heads not None):
         if len(heads) != 4:
             raise ValueError("two octets are before the properties")
         self.slots = Slots(envelope, ENVELOPE)
@@ -440,7 +469,7 @@ cdef class MessageRuns:
     cdef object _fill(self, size_bytes, is_durable, message_id, properties, application, body):
         cdef Slots slots = self.slots
         cdef int field
-        envelope = _new(slots.owner, 0)
+        envelope = _new(slots.owner)
         for field in range(VIA_PARTITION_KEY + 1):
             slots.set(envelope, field, None)
         slots.set(envelope, ANNOTATION_COUNT, 0)
@@ -472,7 +501,7 @@ cdef class MessageRuns:
             if slots.get(envelope, MESSAGE_ID) is None:
                 if slots.get(envelope, PROPERTIES) != self.empty:
                     break
-                if not slots.is_number(envelope, SIZE_BYTES, &size_bytes):
+                if not slots.is_number(envelope, SIZE_BYTES, &size_bytes) or size_bytes > MAX_SIZE:
                     break
                 number = next(numbers)
                 properties = PyBytes_FromStringAndSize(NULL, size)
@@ -492,7 +521,11 @@ cdef class MessageRuns:
         whose envelopes are properties alone; `row_type`: class of a tuple of seven.
         """
         cdef list rows = []
+        if not issubclass(row_type, tuple):
+            raise TypeError("a row is a tuple")
         for record in found:
+            if len(record) != 13:
+                break
             blob, application, body = record[5], record[6], record[7]
             if (
                 record[2] is not None or record[3] != 0 or record[4] is not False
@@ -504,7 +537,7 @@ cdef class MessageRuns:
                                     self.empty if body is None else body)
             if envelope is None:
                 break
-            row = _new(row_type, 7)
+            row = _new_tuple(row_type, 7)
             _put_item(row, 0, record[0])
             _put_item(row, 1, record[1])
             _put_item(row, 2, None)
@@ -546,6 +579,7 @@ cdef class MessageRuns:
         return (
             type(envelope) is slots.owner
             and slots.are_none(envelope, PRIORITY_BIT | ORIGIN_BITS)
+            and isinstance(slots.get(envelope, IS_DURABLE), bool)
             and slots.is_number(envelope, HOP_COUNT, &hops)
             and hops == 0
             and PyBytes_CheckExact(slots.get(envelope, DELIVERY_ANNOTATIONS))
@@ -598,7 +632,7 @@ cdef class MessageRuns:
             total += size
         return total
 
-    def pack_rows(self, rows):
+    def pack_rows(self, list rows not None):
         """Do the first rows of `rows.pack_copy_rows` whose envelopes are properties alone.
 
         Return their octets and their number.
@@ -672,7 +706,7 @@ cdef class QueueRuns:
     cdef Slots envelopes, messages
     cdef type insert, delivery
 
-    def __init__(self, type envelope not None, type queued not None, type insert not None,
+    def __cinit__(self, type envelope not None, type queued not None, type insert not None,
                  type delivery not None):
         if not issubclass(insert, tuple) or not issubclass(delivery, tuple):
             raise TypeError("rows and deliveries are tuples")
@@ -708,7 +742,7 @@ cdef class QueueRuns:
         cdef list arrived = []
         for envelope in envelopes:
             key = row_key
-            row = _new(self.insert, 3)
+            row = _new_tuple(self.insert, 3)
             _put_item(row, 0, key)
             _put_item(row, 1, enqueued_ms)
             _put_item(row, 2, envelope)
@@ -731,7 +765,7 @@ cdef class QueueRuns:
 
     cdef object _queued(self, row_key, sequence, enqueued_ms, envelope):
         cdef Slots slots = self.messages
-        message = _new(slots.owner, 0)
+        message = _new(slots.owner)
         slots.set(message, ROW_KEY, row_key)
         slots.set(message, SEQUENCE, sequence)
         slots.set(message, ENQUEUED_MS, enqueued_ms)
@@ -774,7 +808,7 @@ cdef class QueueRuns:
             slots.set(message, RECEIVER, receiver)
             slots.set(message, LOCKED_UNTIL_MS, until_ms)
             held[token] = message
-            delivery = _new(self.delivery, 7)
+            delivery = _new_tuple(self.delivery, 7)
             _put_item(delivery, 0, token)
             _put_item(delivery, 1, until_ms)
             _put_item(delivery, 2, slots.get(message, SEQUENCE))

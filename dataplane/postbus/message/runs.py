@@ -87,7 +87,7 @@ def pack_copy_rows(rows: Sequence[tuple[int, int, Envelope]]) -> bytes:
     """Return rows for COPY, as `rows.pack_rows` does."""
     if in_c is None:
         return pack_rows(rows)
-    octets, count = in_c.pack_rows(rows)
+    octets, count = in_c.pack_rows(list(rows))
     return octets if count == len(rows) else octets + pack_rows(rows[count:])
 
 

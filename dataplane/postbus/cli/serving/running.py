@@ -29,7 +29,7 @@ from postbus.cli.serving.rereading import Rereading
 from postbus.cli.serving.rivals import Meeting, lock_data, meet_rivals
 from postbus.contract.entities import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.edge.access.admission import MAX_CONNECTIONS
-from postbus.fast import BUILD, IS_ACCELERATED
+from postbus.fast import BUILD, IS_ACCELERATED, IS_OUTDATED
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.process.allocator import keep_memory
 from postbus.process.data_directory import DataDirectory
@@ -139,14 +139,16 @@ def run_bus(
     """
     if settings.accelerate == "require" and not IS_ACCELERATED:
         fail(
-            "POSTBUS_ACCELERATE is require, but this installation is pure Python: install the wheel"
-            " of this platform, or run `make accelerate` in a checkout",
+            "POSTBUS_ACCELERATE is require, but this installation has no compiled functions of this"
+            " version: install the wheel of this platform, or run `make accelerate` in a checkout",
             Exit.MACHINE,
         )
     definition = read()
     keep_memory()
     configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
     logger.info("starting", extra={"build": BUILD})
+    if IS_OUTDATED:
+        logger.warning("compiled functions are of another version and not used: make accelerate")
     allow_descriptors(MAX_CONNECTIONS + SPARE_DESCRIPTORS)
     for remark in unknown_variables():
         logger.warning("unknown setting", extra={"remark": remark})
