@@ -344,6 +344,8 @@ cdef class Layout:
     def __cinit__(self, bytes octets not None, tuple places not None,
                  Py_ssize_t most_annotation_bytes):
         cdef int index
+        if len(places) != 7:
+            raise ValueError("a layout has seven places")
         for index, size in enumerate((1, 1, TAG_BYTES, 2, 8, 8, 8)):
             if not (-1 if size == TAG_BYTES or index == 6 else 0) <= places[index] <= len(octets) - size:
                 raise ValueError("a place is outside of the octets")
