@@ -126,7 +126,7 @@ FAULTS ?= 200
 SEED ?= 1
 
 .PHONY: fuzz
-fuzz: setup ## feed the readers of eight formats mutations, 10 min each
+fuzz: accelerate ## mutations for eight formats and functions in C, 10 min each
 	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.message.fuzz_message $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.rules.fuzz_filters $(FUZZ_SECONDS)
@@ -135,6 +135,7 @@ fuzz: setup ## feed the readers of eight formats mutations, 10 min each
 	@$(BIN)/python -m tests.edge.bulk.fuzz_bulk $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.atom.fuzz_atom $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.amqp.fuzz_websocket $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.fast.fuzz_runs $(FUZZ_SECONDS)
 
 .PHONY: fuzz-control
 fuzz-control: setup ## the same for the control API and its OpenAPI document

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from postbus.amqp import runs as frame_runs
+from postbus.amqp.frames import OutcomeForm
 from postbus.edge import message_ids
 from postbus.entity.queues import expiry, locks
 from postbus.entity.queues import runs as queue_runs
@@ -40,6 +41,18 @@ def compare_scanned_transfers(source: random.Random) -> bool:
 def compare_scanned_outcomes(source: random.Random) -> bool:
     found = agree(lambda each: frame_runs.scan_outcomes(*each), frames.outcomes_read(source))
     return bool(found[0])
+
+
+def compare_captured_frames(source: random.Random) -> bool:
+    """Scan the rest of a capture for the form of one of its frames."""
+    found = agree(scanned, frames.captured_read(source))
+    return bool(found) and bool(found[0])
+
+
+def scanned(given: list[Any]) -> Any:
+    if isinstance(given[0], OutcomeForm):
+        return frame_runs.scan_outcomes(*given[:3])
+    return frame_runs.scan_transfers(*given)
 
 
 def compare_packed_transfers(source: random.Random) -> bool:
@@ -241,6 +254,7 @@ def compare_noted_attempts(source: random.Random) -> bool:
 COMPARISONS = (
     compare_scanned_transfers,
     compare_scanned_outcomes,
+    compare_captured_frames,
     compare_packed_transfers,
     compare_sliced,
     compare_named,

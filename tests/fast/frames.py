@@ -16,8 +16,16 @@ from postbus.amqp.frames import (
     TransferForm,
     learn_outcome,
     learn_transfer,
+    parse_disposition,
+    parse_transfer,
 )
-from tests.amqp.fuzz_connection import NUMBERS
+from tests.amqp.fuzz_connection import (
+    NUMBERS,
+    load_corpus,
+    mutate_bytes,
+    mutate_frames,
+    split_frames,
+)
 
 TAILS = sorted(_TAILS)
 USUAL_TAIL = b"\x43\x42\x42\x40\x40\x42\x42\x42"
@@ -141,6 +149,42 @@ def read_of(source: random.Random, frames: list[bytes]) -> tuple[bytes, int]:
         case 2:
             data += b"\xff" * 100
     return data, source.choice((len(before), len(before), len(before), len(data), len(data) + 9))
+
+
+def captured_forms() -> list[tuple[TransferForm | OutcomeForm, bytes]]:
+    """Return the forms of captured frames, each with the frames from there on."""
+    found: list[tuple[TransferForm | OutcomeForm, bytes]] = []
+    for data in load_corpus().values():
+        pos = 0
+        for each in split_frames(data):
+            form: TransferForm | OutcomeForm | None = None
+            channel = int.from_bytes(each[6:8], "big")
+            if each[8:11] == b"\x00\x53\x14":
+                _, payload_at = parse_transfer(each, 8, len(each))
+                form = learn_transfer(each, 8, payload_at, channel)
+            elif each[8:11] == b"\x00\x53\x15" and parse_disposition(each, 8, len(each)):
+                form = learn_outcome(each, 8, len(each), channel, is_settled=True)
+            if form is not None:
+                found.append((form, data[pos:]))
+            pos += len(each)
+    return found
+
+
+CAPTURED = captured_forms()
+
+
+def captured_read(source: random.Random) -> list[Any]:
+    """Return the arguments of a scan: a captured form, its frames, some damaged or repeated."""
+    form, data = source.choice(CAPTURED)
+    rest = split_frames(data)[:20]
+    if source.randrange(2):
+        rest = [rest[0]] * source.choice((1, 2, 5)) + rest
+    if source.randrange(3):
+        rest = mutate_frames(rest, rest, source)
+    read = b"".join(rest)
+    if not source.randrange(3):
+        read = mutate_bytes(read, source)
+    return [form, read, source.choice((0, 0, 0, len(rest[0]))), source.choice((512, 16_384, 2**32))]
 
 
 def packed_link(source: random.Random) -> list[Any]:
