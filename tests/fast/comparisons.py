@@ -17,11 +17,12 @@ from unittest.mock import patch
 from postbus.amqp import runs as frame_runs
 from postbus.amqp.frames import OutcomeForm
 from postbus.edge import message_ids
+from postbus.entity.commands import StoredRow
 from postbus.entity.queues import expiry, locks
 from postbus.entity.queues import runs as queue_runs
-from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message import runs as message_runs
 from postbus.message.patch import check_properties
+from postbus.store.reads import Reader
 from tests.fast import frames, messages
 from tests.fast.messages import FIRST_KEY, NOW_MS
 from tests.fast.twins import agree
@@ -242,13 +243,35 @@ def complete(tokens: list[Any], held: dict[Any, Any], settings: dict[str, Any]) 
     return found, sub.left()
 
 
-def compare_noted_attempts(source: random.Random) -> bool:
-    batch = messages.some(source, messages.locked)
-    for each in batch:
-        if isinstance(each, QueuedMessage) and not source.randrange(4):
-            each.token = None
-    agree(lambda each: queue_runs.note_attempts(*each), (batch, [1], [2]))
-    return True
+# --- rows that are read back ----------------------------------------------------------------------
+
+
+def compare_unpacked_rows(source: random.Random) -> bool:
+    given = [messages.record(source) for _ in range(source.randrange(6))]
+    return isinstance(agree(stored, given), list)
+
+
+def stored(found: list[Any]) -> Any:
+    """Return the rows of a page, as the reader of the store does."""
+
+    async def bodies(_connection: object, body_ids: list[int]) -> dict[int, bytes]:
+        return {each: b"a body" for each in body_ids if each != 1}
+
+    reading = Reader._stored(SimpleNamespace(_read_bodies=bodies), None, found)
+    try:
+        reading.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("the reader waits")
+
+
+def compare_loaded(source: random.Random) -> bool:
+    offset = source.choice((0, 1, -FIRST_KEY, 2**61))
+    rows = [
+        StoredRow(number, NOW_MS, None, 0, False, messages.envelope(source))
+        for number in range(FIRST_KEY, FIRST_KEY + source.randrange(6))
+    ]
+    return bool(agree(lambda each: queue_runs.load(each, offset), rows))
 
 
 COMPARISONS = (
@@ -264,5 +287,6 @@ COMPARISONS = (
     compare_arrived,
     compare_locked,
     compare_completed,
-    compare_noted_attempts,
+    compare_unpacked_rows,
+    compare_loaded,
 )

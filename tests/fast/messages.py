@@ -14,6 +14,7 @@ from postbus.entity.commands import Delivery
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message.delivery import MOST_ANNOTATION_BYTES
 from postbus.message.envelope import Envelope, SharedBody
+from postbus.message.rows import pack_envelope
 from tests.message.fuzz_message import load_corpus, mutated
 
 NOW_MS = 1_700_000_000_000
@@ -361,3 +362,23 @@ def row(source: random.Random) -> Any:
     if not source.randrange(24):
         return source.choice((fields, tuple(fields[:2]), (*fields, 1)))
     return tuple(fields)
+
+
+def record(source: random.Random) -> Any:
+    """Return the columns of a stored row as the reader gets them."""
+    stored = envelope(source, oddities=16)
+    try:
+        blob = pack_envelope(stored)
+    except Exception:  # noqa: BLE001 - no row has such an envelope
+        blob = b"\1\1"
+    if not source.randrange(8):
+        blob = mutated([blob], source)
+    columns: list[Any] = [
+        source.randrange(2**62), NOW_MS, None, 0, False, blob,
+        source.choice((None, b"", b"properties")), source.choice((None, b"", b"body")),
+        None, None, None, None, None,
+    ]  # fmt: skip
+    if not source.randrange(8):
+        at, value = source.choice(((2, 7), (3, 2), (4, True), (8, 1), (8, 2)))
+        columns[at] = value
+    return tuple(columns)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from postbus.amqp import runs as frame_runs
-from postbus.entity.commands import Delivery
+from postbus.entity.commands import Delivery, StoredRow
 from postbus.entity.outcomes import InsertMessage
 from postbus.entity.queues import runs as queue_runs
 from postbus.entity.queues.queued_message import QueuedMessage
@@ -207,7 +207,7 @@ def use(made: Envelope, entry: QueuedMessage) -> None:
         lambda: queue_c.check([made], 1_000, 100, 100),
         lambda: queue_c.arrive([made], 1, 2, NOW_MS, []),
         lambda: queue_c.lock([entry], held, None, NOW_MS, 0, bytes(8), b"suffix"),
-        lambda: queue_c.acquire([entry], [], []),
+        lambda: queue_c.load([StoredRow(1, NOW_MS, None, 0, False, made)], 5),
         lambda: queue_c.complete(list(held), held, 0, []),
     ):
         try:
@@ -259,6 +259,7 @@ class Inputs(NamedTuple):
     sent: list[Any]
     rows: list[Any]
     batch: list[Any]
+    records: list[Any]
 
 
 def inputs() -> Inputs:
@@ -282,6 +283,7 @@ def inputs() -> Inputs:
         sent,
         [(2**50, NOW_MS, usual[0]), (1, 2, odd)],
         entries,
+        [(2**50, NOW_MS, None, 0, False, b"\1\1" + PROPERTIES, None, BODY, *[None] * 5), (1, 2)],
     )
 
 
@@ -323,7 +325,10 @@ def calls(given: Inputs) -> dict[str, Callable[[], Any]]:
         "check": lambda: queue_c.check(given.envelopes, 2**40, 100, 100),
         "arrive": lambda: queue_c.arrive(given.envelopes, 2**40, 2**41, NOW_MS, []),
         "lock, complete": locks,
-        "acquire": lambda: queue_c.acquire(given.batch, [], []),
+        "unpack_rows": lambda: message_c.unpack_rows(given.records, StoredRow),
+        "unpack_rows fails": failing(lambda: message_c.unpack_rows(given.records, dict)),
+        "load": lambda: queue_c.load([(2**50, NOW_MS, None, 0, False, None, None)] * 2, 2**40),
+        "load fails": failing(lambda: queue_c.load([(1, 2)], 5)),
         "Layout": lambda: _runs.Layout(OCTETS, PLACES, 9),
         "Layout fails": failing(lambda: _runs.Layout(OCTETS, changed(1, 99), 9)),
         "QueueRuns": lambda: _runs.QueueRuns(Envelope, QueuedMessage, InsertMessage, Delivery),

@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postbus.amqp import runs as frame_runs
+from postbus.entity.commands import StoredRow
 from postbus.entity.queues import runs as queue_runs
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.fast import IS_ACCELERATED
 from postbus.message import runs as message_runs
 from postbus.message.delivery import MOST_ANNOTATION_BYTES
 from postbus.message.envelope import Envelope
+from postbus.message.rows import pack_envelope
 from postbus.message.sections import slice_message
 from tests.fast import comparisons, frames, messages
 from tests.fast.comparisons import COMPARISONS, MOST_BYTES, complete, lock, named, written
@@ -312,9 +314,61 @@ def test_usual_messages_are_done_in_c() -> None:
     held = {each.token: each for each in batch}
     assert queue_runs.in_c.complete(list(held), held, NOW_MS, []) == (3, 300)
     assert len(queue_runs.in_c.lock(batch, held, None, NOW_MS, FIRST_KEY, bytes(24), b"")) == 3
-    row_keys: list[int] = []
-    assert queue_runs.in_c.acquire(batch, row_keys, []) == 3
-    assert len(row_keys) == 3
+    found = [record(pack_envelope(each)) for each in envelopes]
+    assert len(message_runs.in_c.unpack_rows(found, StoredRow)) == 3
+
+
+def record(blob: Any, **columns: Any) -> tuple[Any, ...]:
+    """Return a record of a usual row, with other values in some columns."""
+    usual_columns = (2**40, NOW_MS, None, 0, False, blob, None, b"body", *[None] * 5)
+    return tuple((dict(zip(RECORD, usual_columns, strict=True)) | columns).values())
+
+
+RECORD = (
+    "row_key", "enqueued_ms", "sequence", "delivery_count", "is_deferred", "envelope",
+    "application_properties", "body", "body_id", "died_ms", "deliveries", "link", "client",
+)  # fmt: skip
+
+
+def test_a_record_may_have_one_unusual_column() -> None:
+    usual_record = record(pack_envelope(usual()))
+    others: dict[str, tuple[Any, ...]] = {
+        "sequence": (0, 5, 2**40), "delivery_count": (1, 2**31), "is_deferred": (True,),
+        "application_properties": (b"", b"properties"), "body": (None, b""), "body_id": (1, 2),
+        "died_ms": (0, NOW_MS), "row_key": (0, -1, 2**62), "enqueued_ms": (0, -1, 2**62),
+    }  # fmt: skip
+    for name, values in others.items():
+        for value in values:
+            columns = {"deliveries": 3, "link": b"link", "client": "1.2.3.4", name: value}
+            odd = record(pack_envelope(usual()), **columns)
+            agree(comparisons.stored, [usual_record, odd, usual_record])
+
+
+def test_each_octet_of_an_envelope_in_a_row_may_differ() -> None:
+    blob = pack_envelope(usual())
+    for index in range(len(blob)):
+        for octet in range(256):
+            agree(comparisons.stored, [record(blob[:index] + bytes((octet,)) + blob[index + 1 :])])
+    for size in range(2, len(blob)):
+        agree(comparisons.stored, [record(blob[:size])])
+
+
+def test_rows_of_other_lengths_end_a_run() -> None:
+    assert message_runs.in_c.unpack_rows([(5, 6), record(b"")], StoredRow) == []
+    with pytest.raises(TypeError, match="tuple"):
+        message_runs.in_c.unpack_rows([], dict)
+    with pytest.raises(TypeError, match="seven"):
+        queue_runs.in_c.load([(1, 2)], 5)
+
+
+def test_tuples_made_in_c_have_the_hash_of_others() -> None:
+    """Newer Pythons keep the hash of a tuple in it."""
+    inserts: list[Any] = []
+    (entry,) = queue_runs.in_c.arrive([usual()], 5, 0, NOW_MS, inserts)
+    (delivery,) = queue_runs.in_c.lock([entry], {}, None, NOW_MS, 0, bytes(8), bytes(8))
+    (row,) = message_runs.in_c.unpack_rows([record(pack_envelope(usual()))], StoredRow)
+    for made in (inserts[0], delivery, row):
+        assert hash(made) == hash(tuple(made))
 
 
 NUMBERS = (0, 1, -1, 2**31, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, True, False, 1.0, None, "1")
@@ -421,7 +475,6 @@ def test_an_entry_may_have_one_unusual_field(name: str, value: Any) -> None:
         agree(partial(lock_with, options), batch)
     held = dict(zip(tokens, batch, strict=True))
     agree(lambda each: complete(*each, {}), (tokens, held))
-    agree(lambda each: queue_runs.note_attempts(*each), (batch, [], []))
 
 
 def lock_with(options: dict[str, Any], batch: list[Any]) -> Any:
@@ -435,12 +488,10 @@ def test_an_object_of_another_class_ends_a_run(odd: Any) -> None:
     agree(named, (envelopes, 5))
     agree(comparisons.checked, envelopes)
     agree(lambda each: lock(each, {}, {}), batch)
-    agree(lambda each: queue_runs.note_attempts(*each), (batch, [], []))
     held = {b"%d" % number: each for number, each in enumerate(batch)}
     agree(lambda each: complete(list(each), each, {}), held)
     assert queue_runs.in_c.check(envelopes, 100, 99, 99)[0] == 1
     assert message_runs.in_c.name_messages(envelopes, b"", b"", iter(())) == 1
-    assert queue_runs.in_c.acquire(batch, [], []) == 1
 
 
 @pytest.mark.parametrize("token", [b"", b"token-1", bytes(16), bytes(17), None, 7, "token-0", []])

@@ -47,7 +47,6 @@ cdef extern from "structmember.h":
 cdef enum:
     TAG_BYTES = 16
     ROW_BYTES = 40  # of a row for COPY without its properties and body
-    MAX_SIZE = 1 << 30  # far above the size of any message
 
 cdef enum:  # fields of an envelope, in the order of ENVELOPE
     ANNOTATION_COUNT, ANNOTATIONS, APPLICATION_PROPERTIES, BODY, DEAD_LETTER_SOURCE
@@ -503,7 +502,7 @@ cdef class MessageRuns:
             if slots.get(envelope, MESSAGE_ID) is None:
                 if slots.get(envelope, PROPERTIES) != self.empty:
                     break
-                if not slots.is_number(envelope, SIZE_BYTES, &size_bytes) or size_bytes > MAX_SIZE:
+                if not slots.is_number(envelope, SIZE_BYTES, &size_bytes) or size_bytes >> 62:
                     break
                 number = next(numbers)
                 properties = PyBytes_FromStringAndSize(NULL, size)
