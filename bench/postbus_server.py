@@ -14,6 +14,7 @@ import sysconfig
 from pathlib import Path
 
 import procfs
+from postbus.fast import BUILD
 from server import LOOPBACK, BenchError, Server
 
 OWNER = "postbus-bench"
@@ -114,7 +115,7 @@ class Postbus(Server):
         except importlib.metadata.PackageNotFoundError:
             own = "from source"
         postgres = self._postgres_version() if self.is_running else "Postgres"
-        return f"{own}, {python_build()}, {postgres}"
+        return f"{own}, {BUILD}, {python_build()}, {postgres}"
 
     def prepare(self, *, fresh: bool) -> None:
         """Write the manifests; `fresh` starts with an empty data directory."""
