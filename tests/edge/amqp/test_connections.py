@@ -335,7 +335,7 @@ def test_error_of_ours_ends_one_connection_only(
 
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as victim:
         victim.attach_receiver(queue)
-        monkeypatch.setattr(receiver_links, "encode_prefix", fail)
+        monkeypatch.setattr(receiver_links, "pack_deliveries", fail)
         victim.write(victim.flow(1))
         with pytest.raises((AssertionError, ConnectionResetError)):
             victim.expect(TRANSFER)
