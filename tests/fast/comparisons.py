@@ -17,7 +17,7 @@ from unittest.mock import patch
 from postbus.amqp import runs as frame_runs
 from postbus.amqp.frames import OutcomeForm
 from postbus.edge import message_ids
-from postbus.entity.commands import StoredRow
+from postbus.entity.commands import Receiver, StoredRow
 from postbus.entity.queues import expiry, locks
 from postbus.entity.queues import runs as queue_runs
 from postbus.message import runs as message_runs
@@ -29,6 +29,7 @@ from tests.fast.twins import agree
 
 MOST_BYTES = 10_000
 SUFFIX = b"--suffix"
+RECEIVER = Receiver("link-A", "192.0.2.1")
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def lock(batch: list[Any], held: dict[Any, Any], settings: dict[str, Any]) -> An
     sub = Sub(held, **settings)
     with sub.watched():
         try:
-            found: Any = locks.lock(sub, batch, None)
+            found: Any = locks.lock(sub, batch, RECEIVER)
         except Exception as error:  # noqa: BLE001 - compared with that of the twin
             found = error
     return found, sub.left()
@@ -229,11 +230,15 @@ def compare_completed(source: random.Random) -> bool:
     if not source.randrange(4):
         del tokens[source.randrange(len(tokens) + 1) :]
     settings = {"keeps_settled": not source.randrange(4), "is_main": bool(source.randrange(4))}
-    done = agree(lambda each: complete(*each, settings), (tokens, held))
+    done = agree(lambda each: complete(*each, settings), (tokens, held, entries))
     return not isinstance(done[0], Exception)
 
 
-def complete(tokens: list[Any], held: dict[Any, Any], settings: dict[str, Any]) -> Any:
+def complete(
+    tokens: list[Any], held: dict[Any, Any], entries: list[Any], settings: dict[str, Any]
+) -> Any:
+    """Complete messages; all `entries` are compared, also those that are no longer held."""
+    del entries
     sub = Sub(held, **settings)
     with sub.watched():
         try:

@@ -12,7 +12,8 @@ in the module such a step ends the process (gcc; `make accelerate` afterwards ma
         PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=32 \\
         .venv/bin/python -m tests.fast.fuzz_runs 600
 
-Likewise the tests, with `-m pytest tests/fast -p no:faulthandler` instead of the last line.
+Likewise the tests, with `-m pytest tests/fast -s -p no:faulthandler` in the last line; without `-s`
+they end without the report. A build whose bounds are wrong on purpose shows that it comes.
 """
 
 from __future__ import annotations

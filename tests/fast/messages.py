@@ -38,7 +38,7 @@ def usual_payload(source: random.Random) -> bytes:
         parts.append(header(source))
     if source.randrange(4):
         parts.append(properties(source))
-    if source.randrange(3) == 0:
+    if source.randrange(2):
         parts.append(application_properties(source))
     if source.randrange(12):
         parts.append(data_section(source))
@@ -64,7 +64,7 @@ OTHER_SECTIONS = (
 
 def section(source: random.Random, code: int, kind: int, items: bytes, count: int) -> bytes:
     """Return a list or a map in its short or long form; size and count are wrong at times."""
-    is_long = len(items) > 254 or count > 255 or not source.randrange(8)
+    is_long = len(items) > 254 or count > 255 or not source.randrange(4)
     size = len(items) + (4 if is_long else 1)
     match source.randrange(40):
         case 0:
@@ -173,6 +173,8 @@ def payloads(source: random.Random) -> list[Any]:
                 data = mutated([data or b"\x00"], source)
             case 3:
                 data = data[: source.randrange(len(data) + 1)]
+            case 6 | 7:
+                data = data[: source.choice(section_starts(data)) + source.randrange(16)]
             case 4:
                 data = source.choice(CORPUS)
             case 5 if not source.randrange(3):
@@ -180,6 +182,11 @@ def payloads(source: random.Random) -> list[Any]:
                 continue
         found.append(data)
     return found
+
+
+def section_starts(data: bytes) -> list[int]:
+    """Return where sections may begin, and the end."""
+    return [at for at in range(len(data)) if data.startswith(b"\x00\x53", at)] + [len(data)]
 
 
 # --- envelopes ------------------------------------------------------------------------------------

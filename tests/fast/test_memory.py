@@ -77,6 +77,15 @@ def test_a_class_with_other_slots_is_refused(owner: Any, names: Any, error: type
         _runs.Slots(owner, names)
 
 
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [(WithProperty, ("a", "b")), (slotted("__dict__", "a"), ("__dict__", "a"))],
+)
+def test_a_descriptor_of_another_kind_is_not_read(owner: type, names: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match="is no slot"):
+        _runs.Slots(owner, names)
+
+
 def test_slots_are_those_of_a_class_in_any_order() -> None:
     _runs.Slots(slotted("b", "a"), ("a", "b"))
     _runs.Slots(slotted(*(f"f{number:02}" for number in range(20))),
@@ -339,7 +348,7 @@ def calls(given: Inputs) -> dict[str, Callable[[], Any]]:
 def references(given: Inputs) -> list[int]:
     """Return the numbers of references to inputs and their parts, which nothing else has."""
     found: list[Any] = [*given, *given.payloads, *given.envelopes, *given.batch, TOKEN, PROPERTIES]
-    found += [value for value in given.form if isinstance(value, bytes)]
+    found += [given.form.head, given.form.tail, given.outcome.head, given.outcome.tail]
     found += [given.envelopes[0].body, given.envelopes[0].message_id, given.batch[0].row_key]
     return [sys.getrefcount(each) for each in found]
 

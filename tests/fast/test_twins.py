@@ -89,12 +89,15 @@ def test_a_read_of_transfers_may_end_at_each_octet() -> None:
             assert {len(each) for each in lists} == {len(whole)}
 
 
-def test_a_read_of_outcomes_may_end_at_each_octet() -> None:
-    data = b"".join(OUTCOMES)
+@pytest.mark.parametrize("tail", frames.ACCEPTED, ids=bytes.hex)
+def test_a_read_of_outcomes_may_end_at_each_octet(tail: bytes) -> None:
+    """One form ends with a null, as all octets do in memory."""
+    read = [frames.outcome(300 + number, tail=tail) for number in range(3)]
+    form, data = frames.form_of_outcome(read[0]), b"".join(read)
     for size in range(len(data) + 1):
-        for pos in (0, len(OUTCOMES[0]), size, size + 1):
-            ids, end = scan_outcomes([OUTCOME_FORM, data[:size], pos])
-            whole = [each for each in ends(OUTCOMES) if pos < each <= size]
+        for pos in (0, len(read[0]), size, size + 1):
+            ids, end = scan_outcomes([form, data[:size], pos])
+            whole = [each for each in ends(read) if pos < each <= size]
             assert end == max([pos, *whole])
             assert len(ids) == len(whole)
 
@@ -242,6 +245,44 @@ def test_each_octet_of_a_message_may_be_another_one(payload: bytes) -> None:
                 assert shown(envelope) == shown(slice_message(changed))
 
 
+@pytest.mark.parametrize("place", range(13))
+def test_a_property_may_be_of_each_type(place: int) -> None:
+    for field in {*messages.IDS, *messages.FIELDS}:
+        for message_id in (ID, b"\x40", b"\x98" + bytes(16)):
+            fields = [message_id, *[b"\x40"] * 12]
+            fields[place] = field
+            for count in range(place + 1, 14):
+                items = b"".join(fields[:count])
+                begin = b"\x00\x53\x73\xc0" + bytes((len(items) + 1, count))
+                slice_messages([begin + items + DATA])
+
+
+LISTS = [
+    (0x70, 0xC0, 5, b"\x41\x40\x40\x42\x43"),
+    (0x73, 0xC0, 1, b"\x98" + bytes(16)),
+    (0x73, 0xC0, 1, b"\xa1\x05id-\x00\x00"),
+    (0x73, 0xC0, 3, ID + b"\x40\xa1\x02to"),
+    (0x73, 0xC0, 9, ID + b"\x40" * 7 + b"\x83" + bytes(8)),
+    (0x73, 0xC0, 11, ID + b"\x40" * 7 + b"\xa1\x02to\xa3\x02\x00\x00\x40"),
+    (0x73, 0xC0, 11, b"\x40" * 9 + b"\x83" + bytes(8) + b"\x40"),
+    (0x74, 0xC1, 2, b"\xa1\x01k\xa1\x01v"),
+]
+
+
+@pytest.mark.parametrize(("code", "form", "count", "items"), LISTS)
+def test_fields_may_end_beyond_their_list(code: int, form: int, count: int, items: bytes) -> None:
+    """What follows begins with a null, which may pass for the last octet of a field."""
+    begin = b"\x00\x53" + bytes((code, form))
+    for size in range(len(items) + 1):
+        for counted in range(16):
+            whole = begin + bytes((size + 1, counted)) + items[:size] + DATA
+            slice_messages([whole])
+            slice_messages([DURABLE + whole])
+        begin32 = begin[:3] + bytes((form + 0x10,)) + (size + 4).to_bytes(4, "big")
+        for counted in (0, count - 1, count, count + 1, size, size + 1, 2**31, 2**32 - 1):
+            slice_messages([begin32 + counted.to_bytes(4, "big") + items[:size] + DATA])
+
+
 def test_captured_messages_and_all_that_is_cut_off_them() -> None:
     for data in all_captured().values():
         for size in {*range(min(len(data), 600)), len(data)}:
@@ -297,7 +338,7 @@ def test_an_envelope_may_have_one_unusual_field(name: str, value: Any) -> None:
     agree(lambda each: lock(each, {}, {}), batch)
     tokens = [each.token for each in batch]
     held = dict(zip(tokens, batch, strict=True))
-    agree(lambda each: complete(*each, {}), (tokens, held))
+    agree(lambda each: complete(*each, {}), (tokens, held, batch))
 
 
 def test_usual_messages_are_done_in_c() -> None:
@@ -399,7 +440,7 @@ def test_a_delivery_may_have_one_unusual_field() -> None:
 def test_deliveries_have_annotations_up_to_the_limit(is_locked: bool, is_durable: bool) -> None:
     limit = MOST_ANNOTATION_BYTES
     for size in {*range(20), *range(limit - 2, limit + 30), 250, 255, 256, 300}:
-        for count in (0, 1, 2, 99, 100, 101, 124):
+        for count in (0, 1, 2, 99, 100, 101, 124, 125, 128, 250):
             envelope = usual()
             envelope.is_durable = is_durable
             envelope.annotations, envelope.annotation_count = b"a" * size, count
@@ -428,10 +469,12 @@ def test_message_ids_of_rows_are_those_at_the_begin_of_the_properties() -> None:
             envelope = usual()
             envelope.properties = section[:index] + bytes((octet,)) + section[index + 1 :]
             agree(message_runs.pack_copy_rows, [(1, NOW_MS, envelope)])
-    for size in range(len(section) + 1):
-        envelope = usual()
-        envelope.properties = section[:size]
-        agree(message_runs.pack_copy_rows, [(1, NOW_MS, envelope)])
+    for message_id in (b"\xa1\x02m1", b"\xa1\x02m\x00"):  # octets are followed by a null
+        section = section[:6] + message_id
+        for size in range(len(section) + 1):
+            envelope = usual()
+            envelope.properties, envelope.message_id = section[:size], message_id
+            agree(message_runs.pack_copy_rows, [(1, NOW_MS, envelope)])
 
 
 def test_messages_without_id_are_named_with_consecutive_numbers() -> None:
@@ -474,7 +517,7 @@ def test_an_entry_may_have_one_unusual_field(name: str, value: Any) -> None:
     for options in ({}, {"is_main": False}, {"default_ttl_ms": 1_000}):
         agree(partial(lock_with, options), batch)
     held = dict(zip(tokens, batch, strict=True))
-    agree(lambda each: complete(*each, {}), (tokens, held))
+    agree(lambda each: complete(*each, {}), (tokens, held, batch))
 
 
 def lock_with(options: dict[str, Any], batch: list[Any]) -> Any:
@@ -489,7 +532,7 @@ def test_an_object_of_another_class_ends_a_run(odd: Any) -> None:
     agree(comparisons.checked, envelopes)
     agree(lambda each: lock(each, {}, {}), batch)
     held = {b"%d" % number: each for number, each in enumerate(batch)}
-    agree(lambda each: complete(list(each), each, {}), held)
+    agree(lambda each: complete(list(each), each, [], {}), held)
     assert queue_runs.in_c.check(envelopes, 100, 99, 99)[0] == 1
     assert message_runs.in_c.name_messages(envelopes, b"", b"", iter(())) == 1
 
@@ -498,7 +541,9 @@ def test_an_object_of_another_class_ends_a_run(odd: Any) -> None:
 def test_unknown_and_repeated_tokens(token: Any) -> None:
     batch = entries([usual(), usual(), usual()])
     held = {each.token: each for each in batch}
-    agree(lambda each: complete(*each, {}), ([b"token-0", token, b"token-1", b"token-0"], held))
+    agree(
+        lambda each: complete(*each, {}), ([b"token-0", token, b"token-1", b"token-0"], held, batch)
+    )
 
 
 def test_limits_of_usual_messages_are_those_of_python() -> None:
@@ -509,6 +554,10 @@ def test_limits_of_usual_messages_are_those_of_python() -> None:
         envelope = usual()
         envelope.message_id = message_id
         envelope.properties = b"\x00\x53\x73\xc0" + bytes((len(message_id) + 1, 1)) + message_id
+        agree(comparisons.checked, [usual(), envelope, usual()])
+    for size in (127, 128, 129, 130):  # an id as long as no section of this size can have
+        envelope = usual()
+        envelope.properties, envelope.message_id = b"p" * size, b"\xa1\x81" + b"i" * 129
         agree(comparisons.checked, [usual(), envelope, usual()])
     for size in (32_767, 32_768, 32_769):
         agree(comparisons.checked, with_field("application_properties", b"a" * size))
