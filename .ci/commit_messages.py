@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 AREAS: Final = frozenset({
-    "amqp", "assembly", "broker", "cli", "client", "contract", "edge", "entity", "manifests",
+    "amqp", "assembly", "broker", "cli", "client", "contract", "edge", "entity", "fast", "manifests",
     "message", "process", "rules", "store", "testing",  # packages of dataplane/postbus
     "chart", "crds", "operator", "pipeline",  # distributions that are planned
     "bench", "build", "ci", "docs", "examples", "tests",
