@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 AREAS: Final = frozenset({
-    "amqp", "assembly", "broker", "cli", "client", "contract", "edge", "entity", "fast", "manifests",
-    "message", "process", "rules", "store", "testing",  # packages of dataplane/postbus
+    "amqp", "assembly", "broker", "cli", "client", "contract", "edge", "entity", "fast",
+    "manifests", "message", "process", "rules", "store", "testing",  # packages of dataplane/postbus
     "chart", "crds", "operator", "pipeline",  # distributions that are planned
     "bench", "build", "ci", "docs", "examples", "tests",
     "repo",  # a change through the whole tree, as a move of packages

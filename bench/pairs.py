@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -29,6 +29,9 @@ Example:
 
   git worktree add /tmp/before v0.1.0 && bench/pairs.py /tmp/before --steps both,send
 """
+Pair: TypeAlias = tuple[tuple[float, float], tuple[float, float]]
+"""Costs of one step before and after: of the broker and of Postgres, in microseconds."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -42,10 +45,10 @@ class Checkout(Postbus):
     def environment(self) -> dict[str, str]:
         return {**super().environment(), "PYTHONPATH": str(self._source)}
 
-    def cpu_us(self) -> float:
-        """Return the CPU time of broker and Postgres so far."""
+    def cpu_us(self) -> tuple[float, float]:
+        """Return the CPU time of the broker so far, and that of its Postgres."""
         own, postgres = self.processes()
-        return sum(map(_run_us, (*own, *postgres)))
+        return sum(map(_run_us, own)), sum(map(_run_us, postgres))
 
 
 def _run_us(process: Process) -> float:
@@ -79,23 +82,36 @@ def main(
             buses.append(bus)
             _run(client, bus, *BOTH, "--count", count)
         for name in names:
-            ratios = sorted(_pair(client, buses, name, count, turn) for turn in range(rounds))
-            low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-            print(f"{name:8} {statistics.median(ratios):.3f}  ({low:.3f} .. {high:.3f})")
+            pairs = [_pair(client, buses, name, count, turn) for turn in range(rounds)]
+            _print(name, pairs, count)
 
 
-def _pair(client: LoadClient, buses: list[Checkout], name: str, count: int, turn: int) -> float:
-    """Run a step on both, another one first each time; return after / before."""
+def _print(name: str, pairs: list[Pair], count: int) -> None:
+    """Print the ratio with its quartiles, and the costs of a message."""
+    ratios = sorted(sum(after) / sum(before) for before, after in pairs)
+    low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+    print(f"{name:8} {statistics.median(ratios):.3f}  ({low:.3f} .. {high:.3f})", end="")
+    for index, process in enumerate(("broker", "Postgres")):
+        before, after = (
+            statistics.median(pair[side][index] for pair in pairs) / count for side in (0, 1)
+        )
+        print(f"   {process} {before:.1f} -> {after:.1f} us", end="")
+    print()
+
+
+def _pair(client: LoadClient, buses: list[Checkout], name: str, count: int, turn: int) -> Pair:
+    """Run a step on both, another one first each time; return the costs."""
     costs = {}
     for bus in buses if turn % 2 else reversed(buses):
         if name == "receive":
             _run(client, bus, "--mode", "send", "--window", 1000, "--count", count)
-        start_us = bus.cpu_us()
+        broker_us, postgres_us = bus.cpu_us()
         _run(client, bus, *STEPS[name], "--count", count)
-        costs[bus] = bus.cpu_us() - start_us
+        own, postgres = bus.cpu_us()
+        costs[bus] = own - broker_us, postgres - postgres_us
         if name == "send":
             _run(client, bus, *RECEIVE, "--count", count)
-    return costs[buses[1]] / costs[buses[0]]
+    return costs[buses[0]], costs[buses[1]]
 
 
 def _run(client: LoadClient, bus: Checkout, *options: str | float) -> None:
