@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 from pathlib import Path
 
 from postbus import fast
@@ -24,3 +26,24 @@ def test_required_functions_in_c_are_in_use() -> None:
         queue_runs.in_c is not None,
     )
     assert users == (fast.IS_ACCELERATED,) * 3
+
+
+def test_each_function_in_c_names_its_twin() -> None:
+    source = (Path(fast.__file__).parent / "_runs.pyx").read_text()
+    begin = r"^ *def ([a-z]\w+)\("  # not the constructors
+    called = rf'{begin}[^"]*"""Do [a-z ]*`([\w.]+)`'
+    functions = re.findall(called, source, re.MULTILINE)
+    names = re.findall(begin, source, re.MULTILINE)
+    assert [name for name, _ in functions] == names
+    assert [twin for _, twin in functions if not is_there(f"postbus.{twin}")] == []
+
+
+def is_there(name: str) -> bool:
+    """Return whether a module, or a class in it, has this name."""
+    owner, _, last = name.rpartition(".")
+    try:
+        found = importlib.import_module(owner)
+    except ModuleNotFoundError:
+        above, _, kind = owner.rpartition(".")
+        found = getattr(importlib.import_module(above), kind)
+    return hasattr(found, last)

@@ -183,7 +183,7 @@ cdef inline void _put_item(object row, Py_ssize_t index, object value) noexcept:
 # --- frames ---------------------------------------------------------------------------------------
 
 def scan_transfers(form, bytes data not None, Py_ssize_t pos, Py_ssize_t most_bytes):
-    """Do all of `amqp.frames.scan_transfers`."""
+    """Do all of `amqp.runs.scan_transfer_frames`."""
     cdef bytes head, kind, tail
     cdef Py_ssize_t least, size = len(data), frame_bytes
     _, head, kind, tail, least, _ = form
@@ -212,7 +212,7 @@ def scan_transfers(form, bytes data not None, Py_ssize_t pos, Py_ssize_t most_by
 
 
 def scan_outcomes(form, bytes data not None, Py_ssize_t pos):
-    """Do all of `amqp.frames.scan_outcomes`."""
+    """Do all of `amqp.runs.scan_outcome_frames`."""
     cdef bytes head, tail
     cdef Py_ssize_t frame_bytes, size = len(data)
     _, head, tail, frame_bytes, _ = form
@@ -239,7 +239,7 @@ def scan_outcomes(form, bytes data not None, Py_ssize_t pos):
 
 def pack_transfers(bytes head not None, bytes tail not None, int64_t first, list tags not None,
                    list parts not None, list payload_bytes not None):
-    """Do all of `amqp.frames.link_frames`, as one buffer.
+    """Do all of `amqp.runs.pack_frames`, as one buffer.
 
     Raises ValueError if a tag has other than 16 octets, or the parts have other sizes.
     """
@@ -405,7 +405,7 @@ cdef class MessageRuns:
     # --- arriving -----------------------------------------------------------------------------
 
     def slice_messages(self, list payloads not None):
-        """Do the first messages of `message.runs.slice_messages` that are usual.
+        """Do the first messages of `message.sections.slice_message` that are usual.
 
         They have a header, properties and application properties in their short forms, or not at
         all, one data section, and no priority, TTL, session or annotations.
@@ -634,7 +634,7 @@ cdef class MessageRuns:
         return total
 
     def pack_rows(self, list rows not None):
-        """Do the first rows of `rows.pack_copy_rows` whose envelopes are properties alone.
+        """Do the first rows of `message.rows.pack_rows` whose envelopes are properties alone.
 
         Return their octets and their number.
         """
@@ -716,7 +716,8 @@ cdef class QueueRuns:
 
     def check(self, list envelopes not None, int64_t most_bytes, Py_ssize_t most_property_bytes,
               Py_ssize_t most_application_bytes):
-        """Do the first messages of `QueueState._check` without schedule, session and keys.
+        """Do the first checks of `entity.queues.queue_state.QueueState.enqueue`: of messages without
+        schedule, session and keys.
 
         Return their number and the sum of their sizes.
         """
@@ -779,8 +780,8 @@ cdef class QueueRuns:
 
     def lock(self, list batch not None, dict held not None, receiver, until_ms, int64_t first_key,
              bytes random_bytes not None, bytes suffix not None):
-        """Do the first messages of `locks.lock` that have no TTL, did not fail and have a row key
-        from `first_key` on; return their deliveries.
+        """Do the first messages of `entity.queues.locks.lock` that have no TTL, did not fail and have
+        a row key from `first_key` on; return their deliveries.
         """
         cdef Slots slots = self.messages
         cdef list deliveries = []
@@ -822,8 +823,8 @@ cdef class QueueRuns:
 
     def complete(self, list tokens not None, dict held not None, int64_t now_ms,
                  list gone not None):
-        """Do the first tokens of `locks.complete` whose messages are locked, loaded and share no
-        body: append their row keys to `gone`, return their number and the sum of their sizes.
+        """Do the first tokens of `entity.queues.locks.complete` whose messages are locked, loaded and
+        share no body: append their row keys to `gone`, return their number and the sum of their sizes.
         """
         cdef Slots slots = self.messages
         cdef Py_ssize_t count = 0
