@@ -168,7 +168,7 @@ test: setup ## all tests, on real Postgres and sockets; 16 minutes
 	@POSTBUS_ACCELERATE=off $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 .PHONY: test-accelerated
-test-accelerated: accelerate ## those of the broker with functions in C
+test-accelerated: accelerate ## those of the broker with functions in C; 10 minutes
 	@POSTBUS_ACCELERATE=require $(BIN)/python -m pytest $(PARALLEL) $(ACCELERATED) $(PYTEST_FLAGS)
 
 # What runs a broker or a part of it; the operator and pipelines use none of these functions.
