@@ -531,9 +531,10 @@ async def do_job(
     is_rolled_back = random.random() < 0.1
     end = Result.REFUSED if is_rolled_back else Result.UNKNOWN
     done: list[Event] = []
+    is_discharged = False
+    transaction = await client.declare()
     load.in_flight += 1 + len(sends)
     try:
-        transaction = await client.declare()
         done.append(
             Settled("jobs", job, token, "complete", Result.ACCEPTED, started, time.time(), name)
         )
@@ -541,6 +542,7 @@ async def do_job(
         for path, link, result in sends:
             done.append(Sent(path, result, Result.ACCEPTED, started, time.time(), transaction=name))
             await client.send(link, payload_of(result), transaction)
+        is_discharged = True
         try:
             await client.discharge(transaction, fail=is_rolled_back)
             if not is_rolled_back:
@@ -551,8 +553,9 @@ async def do_job(
             end = Result.REFUSED if "rollback" in str(error) else Result.UNKNOWN
             raise
     except Refused:
-        if end is Result.UNKNOWN and len(done) <= len(sends):
-            end = Result.REFUSED  # it was never discharged
+        if not is_discharged:  # left open it would count, and a connection may have a thousand
+            end = Result.REFUSED
+            await client.discharge(transaction, fail=True)
     finally:
         load.in_flight -= 1 + len(sends)
         load.events += [*done, TransactionEnded(name, end)]

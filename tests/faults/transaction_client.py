@@ -97,7 +97,8 @@ class TransactionClient:
 
     async def declare(self) -> bytes:
         state = await self._send(self._coordinator, _request(p.DECLARE, [None]))
-        assert isinstance(state, Declared), state
+        if not isinstance(state, Declared):
+            raise Refused(str(getattr(state, "condition", state)))
         return state.transaction_id
 
     async def discharge(self, transaction_id: bytes, *, fail: bool) -> None:
