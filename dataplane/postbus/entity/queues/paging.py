@@ -215,6 +215,9 @@ def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
 
 def hand_out(sub: SubQueueState, rows: deque[StoredRow]) -> None:
     """Load rows and pump in turn: deliveries make room for rows that did not fit before."""
+    if _take_run(sub, rows):
+        sub.pump()
+        return
     while True:
         count = _take_rows(sub, rows)
         sub.pump()
@@ -227,8 +230,6 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
     window, order = sub.context.window, sub.order
     is_wanted = bool(sub.waiting)
     keys = order.next_keys(len(rows))
-    if _take_run(sub, rows, keys):
-        return len(keys)
     loaded: list[QueuedMessage] = []
     count = 0
     while rows:
@@ -253,14 +254,14 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
     return count
 
 
-def _take_run(sub: SubQueueState, rows: deque[StoredRow], keys: array[int]) -> bool:
+def _take_run(sub: SubQueueState, rows: deque[StoredRow]) -> bool:
     """Load rows together if they are the next ones, fit, and nothing else is known of them."""
     context, window = sub.context, sub.context.window
     row_keys = [row[0] for row in rows]
     if (
         not row_keys
         or not sub.is_main
-        or keys != array("q", row_keys)
+        or sub.order.next_keys(len(rows)) != array("q", row_keys)
         or any(row[3] for row in rows)
         or not (context.is_unchanged(row_keys) and sub.attempts.keys().isdisjoint(row_keys))
     ):
