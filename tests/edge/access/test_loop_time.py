@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from struct import pack
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 
 import pytest
 
@@ -19,6 +20,7 @@ from postbus.edge.access.loop_time import (
     SIGNING_IN_NS,
     UNAUTHENTICATED,
     LoopTime,
+    WorkTime,
 )
 from postbus.message.codec import Uint
 from tests.edge.access.test_accounts import dial, poster
@@ -45,10 +47,10 @@ class Machine:
         self.clock = Clock()
         self.time = LoopTime(self.clock)
 
-    def call(self, account: str, took_ms: int, cpu_ms: int | None = None) -> None:
+    def call(self, account: str, took_ms: int, *, cpu_us: int | None = None) -> None:
         began_ns = self.clock.now_ns
         self.clock.now_ns += took_ms * MS
-        self.time.note(account, began_ns, (took_ms if cpu_ms is None else cpu_ms) * MS)
+        self.time.note(account, began_ns, took_ms * MS if cpu_us is None else cpu_us * 1_000)
 
     def may(self, account: str) -> bool:
         return self.time.admit(account, 9_000, lambda: None)
@@ -94,10 +96,51 @@ async def test_costly_account_is_limited_to_short_calls_for_a_while(machine: Mac
     assert not machine.time.is_costly("own")
 
 
+async def test_costly_account_with_usual_calls_is_costly_no_longer(machine: Machine) -> None:
+    machine.call("own", 30)
+    for _ in range(COSTLY_NS // (100 * MS) + 1):
+        machine.clock.now_ns += 100 * MS
+        machine.call("own", 1, cpu_us=400)
+    assert not machine.time.is_costly("own")
+
+
+async def test_costly_account_stays_costly_with_calls_long_for_their_size(machine: Machine) -> None:
+    machine.call("own", 30)
+    for _ in range(COSTLY_NS // (100 * MS) + 1):
+        machine.clock.now_ns += 100 * MS
+        machine.call("own", 1, cpu_us=500)
+    assert machine.time.is_costly("own")
+
+
+async def test_garbage_collections_are_no_work_of_an_account() -> None:
+    work_ns = WorkTime()
+    kept = [[number] for number in range(300_000)]
+    began_ns, work_began_ns = thread_time_ns(), work_ns()
+    gc.collect()
+    took_ns = thread_time_ns() - began_ns
+    assert len(kept) == 300_000
+    assert work_ns() - work_began_ns < took_ns // 10
+    count = len(gc.callbacks)
+    del work_ns
+    assert len(gc.callbacks) == count - 1
+
+
+async def test_collections_of_other_threads_do_not_count() -> None:
+    work_ns = WorkTime()
+    kept = [[number] for number in range(300_000)]
+    began_ns, work_began_ns = thread_time_ns(), work_ns()
+    collecting = threading.Thread(target=gc.collect)
+    collecting.start()
+    collecting.join()
+    took_ns = thread_time_ns() - began_ns
+    assert len(kept) == 300_000
+    assert work_ns() - work_began_ns > took_ns // 2
+
+
 async def test_a_preempted_short_call_does_not_count_as_long(machine: Machine) -> None:
-    machine.call("own", 500, cpu_ms=3)
+    machine.call("own", 500, cpu_us=3_000)
     assert machine.may("own")
-    machine.call("own", 50, cpu_ms=4)
+    machine.call("own", 50, cpu_us=4_000)
     machine.clock.now_ns += 49 * MS  # others waited for 50
     assert not machine.may("own")
 

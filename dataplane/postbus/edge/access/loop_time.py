@@ -9,8 +9,11 @@ account that is alone never pauses. Unauthenticated clients of one address are o
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -21,6 +24,9 @@ LONG_TURN_NS: Final = 4_000_000
 """CPU time of a turn above which its account is costly. Measured: 64 KiB of messages of 1 KiB take
 1 ms."""
 
+SHORT_TURN_NS: Final = LONG_TURN_NS // 8
+"""The same for a costly account, whose reads are an eighth as long."""
+
 OTHERS_NS: Final = 5_000_000_000
 """Time after its last turn during which another account counts as present. The time of turns does
 not count: a client that waits for a busy loop has no turns. Our choice."""
@@ -29,7 +35,7 @@ SIGNING_IN_NS: Final = 500_000_000
 """The same for an unauthenticated client: it either reads again at once or has authenticated."""
 
 COSTLY_NS: Final = 1_000_000_000
-"""Time after its last long turn during which an account counts as costly. Our choice."""
+"""Time after its last long turn and pause during which an account is costly. Our choice."""
 
 SMALL_BYTES: Final = 1_024
 SMALL_AT_ONCE: Final = 8
@@ -41,12 +47,13 @@ UNAUTHENTICATED: Final = "\0"
 
 
 class _Costly:
-    """An account with long turns: the time of its next turn, and the turns that wait."""
+    """An account with long turns, until a time: that of its next turn, and the turns that wait."""
 
-    __slots__ = ("_large", "_small", "_small_count", "free_ns", "is_due")
+    __slots__ = ("_large", "_small", "_small_count", "free_ns", "is_due", "until_ns")
 
     def __init__(self) -> None:
         self.free_ns = 0
+        self.until_ns = 0
         self.is_due = False
         self._small: deque[Callable[[], None]] = deque()
         self._large: deque[Callable[[], None]] = deque()
@@ -68,12 +75,47 @@ class _Costly:
         return self._large.popleft()
 
 
+class _Collections:
+    """CPU time of garbage collections in one thread; called by the collector."""
+
+    def __init__(self) -> None:
+        self.took_ns = 0
+        self._began_ns = 0
+        self._thread = threading.get_ident()
+
+    def __call__(self, phase: str, _: object) -> None:
+        if threading.get_ident() == self._thread:
+            now_ns = time.thread_time_ns()
+            if phase == "start":
+                self._began_ns = now_ns
+            else:
+                self.took_ns += now_ns - self._began_ns
+
+
+class WorkTime:
+    """CPU time of this thread without garbage collections.
+
+    They run in the turn of any account and clean up after all: with many messages in memory one
+    takes longer than a long turn.
+    """
+
+    def __init__(self) -> None:
+        self._collections = _Collections()
+        gc.callbacks.append(self._collections)
+        weakref.finalize(self, gc.callbacks.remove, self._collections)
+
+    def __call__(self) -> int:
+        """Return nanoseconds since an arbitrary moment."""
+        return time.thread_time_ns() - self._collections.took_ns
+
+
 class LoopTime:
     """The turns of all accounts. Times in nanoseconds of `now_ns`, which never decreases."""
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._loop = asyncio.get_running_loop()
         self._now_ns = now_ns
+        self.work_ns = WorkTime()
         self.last = UNAUTHENTICATED
         """The account with the last turn."""
         self._others_ns = self._known_ns = self._unknown_ns = -OTHERS_NS - 1
@@ -87,7 +129,7 @@ class LoopTime:
         costly = self.costly.get(account)
         if costly is None:
             return False
-        if costly.is_waited_for or costly.free_ns + COSTLY_NS > self._now_ns():
+        if costly.is_waited_for or costly.until_ns > self._now_ns():
             return True
         del self.costly[account]
         return False
@@ -117,7 +159,7 @@ class LoopTime:
     def note(self, account: str, began_ns: int, took_ns: int) -> None:
         """Record the end of a turn.
 
-        `took_ns`: its CPU time, which on a busy machine is less than the time others waited.
+        `took_ns`: its CPU time by `work_ns`, on a busy machine less than the time others waited.
         """
         if took_ns < LONG_TURN_NS and not self.costly and account == self.last:
             return
@@ -133,6 +175,8 @@ class LoopTime:
         if costly is None:
             costly = self.costly[account] = _Costly()
         costly.free_ns = 2 * ended_ns - began_ns
+        if took_ns >= SHORT_TURN_NS:
+            costly.until_ns = costly.free_ns + COSTLY_NS
 
     def _is_alone(self, account: str, now_ns: int) -> bool:
         """Return whether no other account was present recently."""

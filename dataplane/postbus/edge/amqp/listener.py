@@ -303,9 +303,10 @@ class AmqpTransport(asyncio.BufferedProtocol):
     def _take(self, data: bytes, *, is_burst: bool) -> None:
         assert self._connection is not None
         account = _account_of(self._admission)
-        began_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        loop_time = self._listener.loop_time
+        began_ns, work_ns = time.monotonic_ns(), loop_time.work_ns()
         self._connection.receive(data, began_ns // 1_000_000)
-        self._listener.loop_time.note(account, began_ns, time.thread_time_ns() - cpu_ns)
+        loop_time.note(account, began_ns, loop_time.work_ns() - work_ns)
         if not self._admission.is_authenticated:
             self._bound_unauthenticated(self._connection, len(data))
         if is_burst and not self._is_reading_stopped:
