@@ -253,6 +253,17 @@ def test_an_entry_with_an_empty_slot_does_no_harm(name: str) -> None:
 
 # --- references -----------------------------------------------------------------------------------
 
+
+def test_messages_are_not_visited_by_the_collector() -> None:
+    """They are in no cycle, and a visit of a million of them would be a pause."""
+    sliced = message_runs.slice_messages([BODY])
+    rows: list[InsertMessage] = []
+    found: list[Any] = [*sliced, *queue_runs.arrive(sliced, 2**40, 2**41, NOW_MS, rows), *rows]
+    found += queue_runs.load([StoredRow(2**50, NOW_MS, None, 0, False, sliced[0], None)], 2**40)
+    assert len(found) == 4
+    assert not any(gc.is_tracked(each) for each in found)
+
+
 ROUNDS = 5_000
 
 
