@@ -11,6 +11,7 @@ link and session. Interfaces between them would add calls or names to every fram
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -59,6 +60,9 @@ from postbus.message.codec import encode_value
 if TYPE_CHECKING:
     from postbus.amqp.connection import Connection
 
+_Unsettled: TypeAlias = tuple[OutgoingLink, bytes]
+"""A delivery without an answer of ours to its outcome: link, tag."""
+
 _Held: TypeAlias = tuple[OutgoingLink, LinkFrames, bytes, tuple[bytes, ...], bool, int]
 
 _Begun: TypeAlias = tuple[OutgoingLink, int, bytes, bytes, int, bool, int]
@@ -82,7 +86,7 @@ class Session:
         self.channel = channel
         self.remote_channel = remote_channel
         self.is_ended = False
-        self.unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
+        self.unsettled: dict[int, _Unsettled] = {}
         self.links: dict[int, Link] = {}  # by the handle of the peer
         self._names: dict[tuple[str, bool], Link] = {}
         self._handle_count = 0
@@ -466,27 +470,14 @@ class Session:
     ) -> int:
         """Take the whole frames at `pos` that look like the last acceptance; return their end."""
         ids, end = scan_outcomes(form, data, pos)
-        is_settled, unsettled, decided = form.is_settled, self.unsettled, self._decided
-        event: DeliveriesUpdated | None = None
+        distinct = set(ids)
+        if distinct and self.unsettled.keys() >= distinct and self._decided.isdisjoint(distinct):
+            links, tags = zip(*map(self.unsettled.__getitem__, ids), strict=True)
+            if links.count(links[0]) == len(ids) == len(distinct):
+                self._update(ids, links[0], tags, form.is_settled, ACCEPTED, events)
+                return end
         for delivery_id in ids:
-            entry = unsettled.get(delivery_id)
-            if entry is None or delivery_id in decided:
-                event = None
-                self._receive_range(delivery_id, delivery_id, is_settled, ACCEPTED, events)
-            elif event is None or entry[0] is not event.link:
-                self._update(delivery_id, entry, is_settled, ACCEPTED, events)
-                last = events[-1]
-                assert isinstance(last, DeliveriesUpdated)
-                event = last
-            else:
-                link, tag = entry
-                if is_settled:
-                    del unsettled[delivery_id]
-                    link.open_count -= 1
-                else:
-                    decided.add(delivery_id)
-                event.delivery_ids.append(delivery_id)
-                event.tags.append(tag)
+            self.receive_disposition(delivery_id, delivery_id, form.is_settled, ACCEPTED, events)
         return end
 
     def receive_disposition_frame(
@@ -502,7 +493,7 @@ class Session:
             self.outcome_form = learn_outcome(data, start, end, channel, is_settled=is_settled)
         entry = self.unsettled.get(first)
         if first == last and entry is not None and first not in self._decided:
-            self._update(first, entry, is_settled, state, events)
+            self._update([first], entry[0], [entry[1]], is_settled, state, events)
         else:
             self.receive_disposition(first, last, is_settled, state, events)
         return True
@@ -529,7 +520,7 @@ class Session:
         if first != last or entry is None or state is None or first in self._decided:
             self._receive_range(first, last, is_settled, state, events)
         elif is_settled or type(state) is not p.Received:
-            self._update(first, entry, is_settled, state, events)
+            self._update([first], entry[0], [entry[1]], is_settled, state, events)
 
     def _receive_range(
         self,
@@ -548,7 +539,8 @@ class Session:
                 events.append(UnknownDeliveries(self, start, end, state))
         for delivery_id in known:
             if delivery_id not in self._decided:
-                self._update(delivery_id, self.unsettled[delivery_id], is_settled, state, events)
+                link, tag = self.unsettled[delivery_id]
+                self._update([delivery_id], link, [tag], is_settled, state, events)
 
     def receive_detach(self, fields: list[Any]) -> Event | None:
         """Take a detach; ignore one that crossed ours for a link that is already gone."""
@@ -596,19 +588,19 @@ class Session:
 
     def _update(
         self,
-        delivery_id: int,
-        entry: tuple[OutgoingLink, bytes],
+        ids: list[int],
+        link: OutgoingLink,
+        tags: Sequence[bytes],
         is_settled: bool,
         state: DeliveryState | None,
         events: list[Event],
     ) -> None:
-        """Report one delivery, joined to the previous event if both have the same outcome."""
-        link, tag = entry
+        """Report deliveries; join those of the previous event if they have the same outcome."""
         if is_settled:
-            del self.unsettled[delivery_id]
-            link.open_count -= 1
+            deque(map(self.unsettled.pop, ids), maxlen=0)  # faster than a loop
+            link.open_count -= len(ids)
         else:
-            self._decided.add(delivery_id)
+            self._decided.update(ids)
         if events:
             event = events[-1]
             if (
@@ -617,10 +609,10 @@ class Session:
                 and event.state is state
                 and event.is_settled is is_settled
             ):
-                event.delivery_ids.append(delivery_id)
-                event.tags.append(tag)
+                event.delivery_ids += ids
+                event.tags += tags
                 return
-        events.append(DeliveriesUpdated(link, [delivery_id], [tag], state, is_settled))
+        events.append(DeliveriesUpdated(link, ids, list(tags), state, is_settled))
 
     def _write_transfer(
         self,

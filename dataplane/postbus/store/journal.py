@@ -73,13 +73,16 @@ client of the failed outcome to repeat it."""
 class _Queued(Generic[P]):
     """An outcome that waits for its commit."""
 
-    __slots__ = ("byte_count", "outcome", "parked", "row_count", "staging")
+    __slots__ = ("byte_count", "largest_bytes", "outcome", "parked", "row_count", "staging")
 
-    def __init__(self, outcome: Outcome, parked: P, row_count: int, byte_count: int) -> None:
+    def __init__(
+        self, outcome: Outcome, parked: P, row_count: int, byte_count: int, largest_bytes: int
+    ) -> None:
         self.outcome = outcome
         self.parked = parked
         self.row_count = row_count
         self.byte_count = byte_count
+        self.largest_bytes = largest_bytes  # of its messages
         self.staging: asyncio.Task[None] | None = None
 
 
@@ -202,9 +205,8 @@ class Journal(Generic[P]):
     def submit(self, outcome: Outcome, parked: P) -> None:
         """Queue an outcome for the next commit; never blocks, never raises errors of the store."""
         assert not self._is_dead, "the journal is dead"
-        byte_count = 0
-        for insert in outcome.inserts:
-            byte_count += insert.envelope.size_bytes
+        sizes = [insert.envelope.size_bytes for insert in outcome.inserts]
+        byte_count = sum(sizes)
         row_count = len(outcome.inserts) + len(outcome.deletes) + len(outcome.mutations)
         if outcome.mutations:
             byte_count += extra_bytes(outcome)
@@ -213,7 +215,7 @@ class Journal(Generic[P]):
         if not row_count and self._in_flight and not self._queue and not self._alone_until:
             self._in_flight[-1].entries.append((outcome, parked))
             return
-        item = _Queued(outcome, parked, row_count, byte_count)
+        item = _Queued(outcome, parked, row_count, byte_count, max(sizes, default=0))
         if byte_count > STAGED_BODY_BYTES:
             self._start_staging(item)
         self._queue.append(item)
@@ -390,7 +392,7 @@ class Journal(Generic[P]):
                 break
             queue.popleft()
             batch.add(outcome, item.parked, item.row_count, item.byte_count)
-            if item.byte_count > INLINE_BODY_BYTES and not batch.is_large:
+            if item.largest_bytes > INLINE_BODY_BYTES and not batch.is_large:
                 batch.is_large = any(
                     len(insert.envelope.body) > INLINE_BODY_BYTES for insert in outcome.inserts
                 )
