@@ -120,6 +120,11 @@ async def test_rows_are_what_a_statement_writes(
     await commits.commit(commit_of(rows, []))
     assert await connection.fetch(ROWS) == wanted
     assert len(wanted) == len(envelopes)
+    for row in rows:  # a single one is no COPY
+        await commits.commit(commit_of([], [row.row_key]))
+        assert len(await connection.fetch(ROWS)) == len(envelopes) - 1
+        await commits.commit(commit_of([row], []))
+    assert await connection.fetch(ROWS) == wanted
 
 
 async def test_exactly_the_named_keys_go(connection: Connection, commits: PipelinedCommits) -> None:
@@ -380,7 +385,7 @@ def test_each_loop_and_tls_has_commits_in_one_message(
                 await it.commit(outcome([insert(1, bytes(7_000)), insert(2)]))
                 await it.commit(outcome([insert(3)], [1, 2]))
                 sent = relay.client_messages[WRITER] - before
-                assert (sent["d"], sent["c"], sent["S"]) == (2, 2, 2)
+                assert (sent["d"], sent["c"], sent["S"], sent["P"]) == (1, 1, 2, 0)
             await store.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:

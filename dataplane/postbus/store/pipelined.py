@@ -1,9 +1,9 @@
 """Commits in one message to the server, on the connection of a writer.
 
-A commit is the deletes or a statement, a COPY with the rows, and one Sync: an implicit transaction
-of one round trip. The driver opens the connection and runs all other statements on it; this module
-stands between its transport and the driver, and sends a commit when the driver does nothing
-(ADR 49).
+A commit is the deletes or a statement, a COPY with the rows or the insert of a single one, and one
+Sync: an implicit transaction of one round trip. The driver opens the connection and runs all other
+statements on it; this module stands between its transport and the driver, and sends a commit when
+the driver does nothing (ADR 49).
 Called by `writer.py`. Protocol: PostgreSQL manual, chapters 55.2 "Extended Query" and 55.7
 "Message Formats".
 """
@@ -21,6 +21,7 @@ from postbus.entity.outcomes import InsertMessage
 from postbus.message.rows import COPY_HEAD, COPY_TAIL, pack_copy_columns
 from postbus.message.runs import pack_copy_rows
 from postbus.store.errors import Connection
+from postbus.store.statements import DELETE, DELETE_ONE, INSERT_ONE
 
 COPY: Final = """
 copy message (row_key, enqueued_ms, envelope, application_properties, body)
@@ -31,12 +32,15 @@ copy message (row_key, enqueued_ms, envelope, application_properties, body, body
 from stdin (format binary)
 """
 DELETE_RANGE: Final = "delete from message where row_key >= $1::bigint and row_key < $2::bigint"
-DELETE_KEYS: Final = "delete from message where row_key = any ($1::bigint[])"
+END_PREPARING: Final = "select 1"
+"""The driver ends no transaction after a prepare: we would hold table locks while idle."""
 NAMES: Final = {
     "postbus_c": COPY,
     "postbus_b": COPY_BODIES,
+    "postbus_i": INSERT_ONE,
     "postbus_r": DELETE_RANGE,
-    "postbus_k": DELETE_KEYS,
+    "postbus_k": DELETE,
+    "postbus_d": DELETE_ONE,
 }
 RANGE_KEYS: Final = 16
 """Keys that a range must have on average: with fewer, one statement with all keys costs less."""
@@ -44,6 +48,7 @@ RANGE_KEYS: Final = 16
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">ci")
+_KEY: Final = struct.Struct(">iq")
 _RANGE: Final = struct.Struct(">iqiq")
 _ARRAY: Final = struct.Struct(">iiiii")
 _EMPTY_ARRAY: Final = struct.Struct(">iii")
@@ -59,13 +64,6 @@ _ONE_BINARY_FORMAT: Final = _I16.pack(1) + _I16.pack(1)
 
 _ERROR, _NOTICE, _STATUS, _NOTIFICATION, _READY, _ROW = b"ENSAZD"
 _FOR_DRIVER: Final = frozenset((_NOTICE, _STATUS, _NOTIFICATION))
-
-
-class Rows(NamedTuple):
-    """Rows for a COPY: `bind` begins it. Without `data` there are none."""
-
-    bind: bytes
-    data: bytes
 
 
 class Prepared(NamedTuple):
@@ -126,6 +124,7 @@ class PipelinedCommits(asyncio.Protocol):
         commits = cls(connection, cast("asyncio.Transport", transport))
         for name, sql in NAMES.items():
             commits._held.append(await connection.prepare(sql, name=name))
+        await connection.execute(END_PREPARING)
         commits._transport.set_protocol(commits)
         return commits
 
@@ -217,23 +216,27 @@ class PipelinedCommits(asyncio.Protocol):
         self._driver.resume_writing()
 
 
-def message_of(*, deletes: Sequence[int] = (), statement: bytes = b"", rows: Rows) -> bytes:
+def message_of(
+    *, deletes: Sequence[int] = (), statement: bytes = b"", rows: Sequence[bytes] = ()
+) -> bytes:
     """Return the bytes of a commit: deletes or a bound statement, then the rows.
 
     Raises struct.error if a number does not fit its column.
     """
-    parts = _deletes(deletes) if deletes else [statement]
-    if rows.data:
-        size = 4 + len(COPY_HEAD) + len(rows.data) + len(COPY_TAIL)
-        parts += (rows.bind, _EXECUTE, _HEAD.pack(b"d", size), COPY_HEAD, rows.data, COPY_TAIL)
-        parts.append(_COPY_DONE)
-    parts.append(_SYNC)
-    return b"".join(parts)
+    before = _deletes(deletes) if deletes else [statement]
+    return b"".join((*before, *rows, _SYNC))
 
 
-def rows_of(inserts: Sequence[InsertMessage]) -> Rows:
-    """Return rows whose bodies are all in them."""
-    return Rows(_BIND_COPY, pack_copy_rows(inserts))
+def rows_of(inserts: Sequence[InsertMessage]) -> Sequence[bytes]:
+    """Return the messages for rows whose bodies are all in them."""
+    if not inserts:
+        return ()
+    data = pack_copy_rows(inserts)
+    if len(inserts) > 1:
+        return _copy(_BIND_COPY, data)
+    # the columns of a row for COPY are encoded as the parameters of a Bind
+    bind = _bind_of(b"postbus_i", _ONE_BINARY_FORMAT, len(data) + len(_NO_RESULTS))
+    return bind, data, _NO_RESULTS, _EXECUTE
 
 
 def rows_with_bodies(
@@ -241,9 +244,14 @@ def rows_with_bodies(
     envelopes: Sequence[bytes],
     bodies: Sequence[bytes | None],
     body_ids: Sequence[int | None],
-) -> Rows:
-    """Return rows of packed envelopes, with bodies in them or beside them."""
-    return Rows(_BIND_COPY_BODIES, pack_copy_columns(inserts, envelopes, bodies, body_ids))
+) -> Sequence[bytes]:
+    """Return the messages for rows of packed envelopes, with bodies in them or beside them."""
+    return _copy(_BIND_COPY_BODIES, pack_copy_columns(inserts, envelopes, bodies, body_ids))
+
+
+def _copy(bind: bytes, rows: bytes) -> Sequence[bytes]:
+    head = _HEAD.pack(b"d", 4 + len(COPY_HEAD) + len(rows) + len(COPY_TAIL))
+    return bind, _EXECUTE, head, COPY_HEAD, rows, COPY_TAIL, _COPY_DONE
 
 
 def key_ranges(keys: Sequence[int]) -> list[tuple[int, int]]:
@@ -263,6 +271,8 @@ def key_ranges(keys: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _deletes(deletes: Sequence[int]) -> list[bytes]:
+    if len(deletes) == 1:
+        return [_BIND_KEY, _KEY.pack(8, deletes[0]), _NO_RESULTS, _EXECUTE]
     keys = sorted(deletes)
     ranges = key_ranges(keys)
     parts: list[bytes] = []
@@ -303,6 +313,7 @@ def _bind_of(name: bytes, formats: bytes, size: int) -> bytes:
 
 _BIND_COPY: Final = _bind_of(b"postbus_c", _NO_RESULTS * 2, 2) + _NO_RESULTS
 _BIND_COPY_BODIES: Final = _bind_of(b"postbus_b", _NO_RESULTS * 2, 2) + _NO_RESULTS
+_BIND_KEY: Final = _bind_of(b"postbus_d", _ONE_BINARY_FORMAT + _I16.pack(1), _KEY.size + 2)
 _BIND_RANGE: Final = _bind_of(b"postbus_r", _ONE_BINARY_FORMAT + _I16.pack(2), _RANGE.size + 2)
 _BY_KEYS: Final = Prepared(b"postbus_k", ((_INT8, "q"),))
 

@@ -29,8 +29,8 @@ from postbus.store.changes import BatchChanges
 from postbus.store.errors import Connection
 from postbus.store.mutation_traits import TRAITS, Tier
 from postbus.store.pipelined import (
+    END_PREPARING,
     PipelinedCommits,
-    Rows,
     message_of,
     rows_of,
     rows_with_bodies,
@@ -74,17 +74,16 @@ class Writer:
     async def prepare(self, *, is_pipelined: bool) -> None:
         """Prepare the hot statements; the others are prepared at first use.
 
-        `is_pipelined`: plain commits of several rows are one message, if the driver allows.
+        `is_pipelined`: plain commits are one message, if the driver allows.
         """
         if is_pipelined:
             self._pipelined = await PipelinedCommits.on(self.connection)
             if self._pipelined is None:
                 logger.warning("commits are statements: the driver does not show its transport")
-        several = () if self._pipelined is not None else (INSERT, DELETE, MIXED)
-        for sql in (INSERT_ONE, DELETE_ONE, *several):
-            await self._prepare(sql)
-        # The driver ends no transaction after a prepare: we would hold table locks while idle.
-        await self.connection.execute("select 1")
+        if self._pipelined is None:
+            for sql in (INSERT_ONE, DELETE_ONE, INSERT, DELETE, MIXED):
+                await self._prepare(sql)
+            await self.connection.execute(END_PREPARING)
 
     async def _prepare(self, sql: str) -> Statement:
         """Prepare a named statement: without a name the driver sends its text each time."""
@@ -102,7 +101,7 @@ class Writer:
         kind = self._sides.kind_of(batch.deletes) if batch.deletes else RowKind.PLAIN
         if batch.mutations or kind != RowKind.PLAIN or batch.is_large:
             await self._change(batch, kind)
-        elif self._pipelined is not None and len(batch.inserts) + len(batch.deletes) > 1:
+        elif self._pipelined is not None:
             _refuse_own_rows(batch)
             message = message_of(deletes=batch.deletes, rows=rows_of(batch.inserts))
             await self._send(batch, self._pipelined, message)
@@ -323,8 +322,8 @@ class _Bodies:
             "body_ids": self._body_ids,
         }
 
-    def rows(self) -> Rows:
-        """Return the rows for a COPY."""
+    def rows(self) -> Sequence[bytes]:
+        """Return the messages for the rows."""
         if not self._has_ids:
             return rows_of(self._inserts)
         envelopes = [insert[2] for insert in self._inserts]
