@@ -25,6 +25,7 @@ from postbus.store.batch import (
     BATCH_ROWS,
     CROWD_COMMITS,
     GATHER_ROUNDS,
+    GATHER_ROWS,
     INLINE_BODY_BYTES,
     OVERLAP_ROWS,
     STAGED_BODY_BYTES,
@@ -139,6 +140,8 @@ class Journal(Generic[P]):
         self._is_sweep_due = False
         self._persisted_ms = claim.persisted_ms
         self._waiting_rows = 0
+        self._begun_count = 0
+        self._is_beside_others = False  # other partitions began commits since our last one
         self._is_dead = False
         self._error: Exception | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -359,7 +362,8 @@ class Journal(Generic[P]):
     def _may_overlap(self) -> bool:
         """True if a plain commit may start beside the one in flight (ADR 32)."""
         first = self._in_flight[0]
-        if self._waiting_rows < OVERLAP_ROWS or first.is_exclusive or self._alone_until:
+        limit = GATHER_ROWS if self._is_beside_others else OVERLAP_ROWS
+        if self._waiting_rows < limit or first.is_exclusive or self._alone_until:
             return False
         return not is_barrier(self._queue[0].outcome)
 
@@ -431,7 +435,7 @@ class Journal(Generic[P]):
     async def _gather(self) -> None:
         """Let a small batch grow while commits of other partitions keep store and loop busy."""
         for _ in range(GATHER_ROUNDS):
-            is_small = self._queue and self._waiting_rows < OVERLAP_ROWS and not self._in_flight
+            is_small = self._queue and self._waiting_rows < GATHER_ROWS and not self._in_flight
             if not is_small or self._store.commits_under_way < CROWD_COMMITS:
                 break
             self._is_gathering = True
@@ -441,9 +445,12 @@ class Journal(Generic[P]):
     async def _commit(self, writer: Writer, batch: Batch[P]) -> None:
         batch.started = time.monotonic()
         self._in_flight.append(batch)
+        store = self._store
+        self._is_beside_others = store.commits_begun != self._begun_count
+        store.commits_begun = self._begun_count = store.commits_begun + 1
         if self._waiting_rows >= OVERLAP_ROWS:
             self._kick()
-        self._store.commits_under_way += 1
+        store.commits_under_way += 1
         try:
             if batch.is_fold:
                 await self._upkeep.tidy(writer.connection)
@@ -454,7 +461,7 @@ class Journal(Generic[P]):
             self._batch_failed(batch, error)
             return
         finally:
-            self._store.commits_under_way -= 1
+            store.commits_under_way -= 1
         if self._is_dead:
             return
         batch.is_done = True

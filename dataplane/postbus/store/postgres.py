@@ -112,6 +112,7 @@ class Store:
         self.upkeep_limits = upkeep_limits or UpkeepLimits()
         self.outage = Outage(self.where)
         self.commits_under_way = 0  # of all partitions, counted by their journals
+        self.commits_begun = 0
         self._synchronous_commit = "on"
         self._read = SharedConnection(self._connect_read)
         self._side = SharedConnection(self._connect_side)
