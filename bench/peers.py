@@ -12,9 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import time
-import zipfile
 from pathlib import Path
 
 from server import LOOPBACK, BenchError, Server, port_answers
@@ -273,12 +271,7 @@ class Artemis(Server):
         home = self.directory / re.sub(r"-bin\.(tar\.gz|zip)$", "", archive.name)
         if not (home / "bin/artemis").exists():
             self.directory.mkdir(parents=True, exist_ok=True)
-            if archive.suffix == ".zip":
-                with zipfile.ZipFile(archive) as packed:
-                    packed.extractall(self.directory)
-            else:
-                with tarfile.open(archive) as unpacked:
-                    unpacked.extractall(self.directory, filter="data")
+            shutil.unpack_archive(archive, self.directory)
             (home / "bin/artemis").chmod(0o755)
         return home
 
