@@ -63,6 +63,10 @@ REVIEWED_LARGE_MODULES: dict[str, str] = {
         "applying, releasing after commits and reloading are one life cycle: which callers are"
         " answered when one ends while another runs is seen at one glance"
     ),
+    "dataplane/postbus/store/journal.py": (
+        "forming, writing, releasing and failing commits keep one order of outcomes: which of them"
+        " are reported as what when a commit fails is seen at one glance"
+    ),
     "dataplane/postbus/edge/control/routes.py": (
         "the operations of the control API are read as one table, as the document made from it is"
     ),

@@ -396,10 +396,7 @@ class Journal(Generic[P]):
                 break
             queue.popleft()
             batch.add(outcome, item.parked, item.row_count, item.byte_count)
-            if item.largest_bytes > INLINE_BODY_BYTES and not batch.is_large:
-                batch.is_large = any(
-                    len(insert.envelope.body) > INLINE_BODY_BYTES for insert in outcome.inserts
-                )
+            batch.is_large |= item.largest_bytes > INLINE_BODY_BYTES
             if self._alone_until:
                 batch.is_exclusive = True
                 break
