@@ -96,20 +96,15 @@ async def test_costly_account_is_limited_to_short_calls_for_a_while(machine: Mac
     assert not machine.time.is_costly("own")
 
 
-async def test_costly_account_with_usual_calls_is_costly_no_longer(machine: Machine) -> None:
+@pytest.mark.parametrize(("cpu_us", "is_costly"), [(400, False), (500, True)])
+async def test_costly_account_stays_costly_with_calls_long_for_their_size(
+    machine: Machine, cpu_us: int, *, is_costly: bool
+) -> None:
     machine.call("own", 30)
     for _ in range(COSTLY_NS // (100 * MS) + 1):
         machine.clock.now_ns += 100 * MS
-        machine.call("own", 1, cpu_us=400)
-    assert not machine.time.is_costly("own")
-
-
-async def test_costly_account_stays_costly_with_calls_long_for_their_size(machine: Machine) -> None:
-    machine.call("own", 30)
-    for _ in range(COSTLY_NS // (100 * MS) + 1):
-        machine.clock.now_ns += 100 * MS
-        machine.call("own", 1, cpu_us=500)
-    assert machine.time.is_costly("own")
+        machine.call("own", 1, cpu_us=cpu_us)
+    assert machine.time.is_costly("own") is is_costly
 
 
 async def test_garbage_collections_are_no_work_of_an_account() -> None:
