@@ -208,7 +208,7 @@ class Batch(Generic[P]):
         self.row_count = 0
         self.byte_count = 0
         self.is_exclusive = False
-        self.is_large = False
+        self.is_large = False  # has a message whose body may be beside its row
         self.is_sent = False
         self.is_done = False
         self.is_fold = False
