@@ -381,11 +381,12 @@ def record(source: random.Random) -> Any:
     if not source.randrange(8):
         blob = mutated([blob], source)
     columns: list[Any] = [
-        source.randrange(2**62), NOW_MS, None, 0, False, blob,
+        source.randrange(2**62), NOW_MS, blob,
         source.choice((None, b"", b"properties")), source.choice((None, b"", b"body")),
-        None, None, None, None, None,
+        None, None, None, None,
     ]  # fmt: skip
     if not source.randrange(8):
-        at, value = source.choice(((2, 7), (3, 2), (4, True), (8, 1), (8, 2)))
+        patch, kept = (True, 2, b"patched"), (7, 2, None, None, None, None)
+        at, value = source.choice(((5, 1), (5, 2), (6, patch), (7, 7), (8, kept)))
         columns[at] = value
     return tuple(columns)

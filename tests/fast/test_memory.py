@@ -303,7 +303,7 @@ def inputs() -> Inputs:
         sent,
         [(2**50, NOW_MS, usual[0]), (1, 2, odd)],
         entries,
-        [(2**50, NOW_MS, None, 0, False, b"\1\1" + PROPERTIES, None, BODY, *[None] * 5), (1, 2)],
+        [(2**50, NOW_MS, b"\1\1" + PROPERTIES, None, BODY, *[None] * 4), (1, 2)],
     )
 
 

@@ -527,13 +527,12 @@ cdef class MessageRuns:
         if not issubclass(row_type, tuple):
             raise TypeError("a row is a tuple")
         for record in found:
-            if len(record) != 13:
+            if len(record) != 9:
                 break
-            blob, application, body = record[5], record[6], record[7]
+            blob, application, body = record[2], record[3], record[4]
             if (
-                record[2] is not None or record[3] != 0 or record[4] is not False
-                or record[8] is not None or record[9] is not None
-                or not PyBytes_CheckExact(blob)
+                record[5] is not None or record[6] is not None or record[7] is not None
+                or record[8] is not None or not PyBytes_CheckExact(blob)
             ):
                 break
             envelope = self._unpack(<bytes>blob, self.empty if application is None else application,

@@ -1,13 +1,16 @@
 """Reads of messages: pages of rows on the store's read connection.
 
 Each call is one or two short statements, so that no snapshot delays VACUUM. Rows include the
-columns of side tables. Called through the journal by the host's read connections.
+columns of side tables, which a statement looks at for single rows only if they have any in its
+range: four index searches a row were three quarters of a read. Called through the journal by the
+host's read connections.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 import asyncpg
@@ -18,6 +21,7 @@ from postbus.message.runs import unpack_usual_rows
 from postbus.store.changes import SEEN_SPAN_MS
 from postbus.store.errors import Connection
 from postbus.store.migrate import schema_of
+from postbus.store.pipelined import key_ranges
 from postbus.store.postgres import Store
 
 PAGE_ROWS: Final = 1_000
@@ -26,10 +30,11 @@ PAGE_ROWS: Final = 1_000
 
 DIGEST_BYTES: Final = 16
 
-BODY_ID: Final = 8
-"""Index of a column in `COLUMNS`: a name costs more, and these reads are a backlog's receive."""
+BODY_ID, KEPT = 5, 8
+"""Indexes of columns in `COLUMNS`: a name costs more, and these reads are a backlog's receive."""
 
-_new = tuple.__new__
+RANGE_KEYS: Final = 3
+"""Keys that a range must have on average: with fewer, one search for each key costs less."""
 
 
 class Reader:
@@ -38,6 +43,7 @@ class Reader:
     def __init__(self, store: Store, partition_id: int) -> None:
         self._store = store
         self._by_key = _qualified(BY_KEY, partition_id)
+        self._by_ranges = _qualified(BY_RANGES, partition_id)
         self._by_range = _qualified(BY_RANGE, partition_id)
         self._by_number = _qualified(BY_NUMBER, partition_id)
         self._by_name = _qualified(BY_NAME, partition_id)
@@ -48,10 +54,17 @@ class Reader:
     async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
         """Return the rows of these keys in key order; keys without a row are left out."""
         rows: list[StoredRow] = []
-        keys = sorted(row_keys)
+        keys = sorted(set(row_keys))
         async with self._store.reading() as connection:
             for start in range(0, len(keys), PAGE_ROWS):
-                found = await connection.fetch(self._by_key, keys[start : start + PAGE_ROWS])
+                page = keys[start : start + PAGE_ROWS]
+                ranges = key_ranges(page)
+                if len(ranges) * RANGE_KEYS <= len(page):
+                    firsts, ends = zip(*ranges, strict=True)
+                    found = await connection.fetch(self._by_ranges, firsts, ends)
+                    found.sort(key=itemgetter(0))
+                else:
+                    found = await connection.fetch(self._by_key, page)
                 rows += await self._stored(connection, found)
         return rows
 
@@ -82,7 +95,7 @@ class Reader:
                 rows += await self._stored(connection, found)
                 if len(found) < wanted:
                     break
-                from_sequence = found[-1]["sequence"] + 1
+                from_sequence = found[-1][KEPT][0] + 1
         return rows
 
     async def read_named(
@@ -127,20 +140,24 @@ class Reader:
         wanted = [row[BODY_ID] for row in found if row[BODY_ID] is not None]
         bodies = await self._read_bodies(connection, wanted) if wanted else {}
         rows = unpack_usual_rows(found, StoredRow)
-        for (
-            row_key, enqueued_ms, sequence, count, is_deferred, blob, properties, body, body_id,
-            died_ms, deliveries, link, client,
-        ) in islice(found, len(rows), None):  # fmt: skip
+        for row_key, enqueued_ms, blob, properties, body, body_id, patch, due, kept in islice(
+            found, len(rows), None
+        ):
             if body_id is not None:
                 if body_id not in bodies:  # it was deleted meanwhile
                     continue
                 body = bodies[body_id]
-            death = None if died_ms is None else _death(died_ms, deliveries, link, client)
-            envelope = unpack_envelope(blob, properties, body)
+            is_deferred, patched_count, patched = patch or (None, None, None)
+            sequence, kept_count, *died = kept or (due, None, None, None, None, None)
             rows.append(
-                _new(
-                    StoredRow,
-                    (row_key, enqueued_ms, sequence, count, is_deferred, envelope, death),
+                StoredRow(
+                    row_key,
+                    enqueued_ms,
+                    sequence,
+                    max(kept_count or 0, patched_count or 0),
+                    is_deferred or False,
+                    unpack_envelope(blob, properties if patched is None else patched, body),
+                    _death(*died),
                 )
             )
         return rows
@@ -159,43 +176,82 @@ class Reader:
 
 
 COLUMNS: Final = """
-    m.row_key, m.enqueued_ms, coalesce(k.sequence, d.sequence) as sequence,
-    greatest(k.delivery_count, p.delivery_count, 0) as delivery_count,
-    coalesce(p.is_deferred, false) as is_deferred, m.envelope,
-    coalesce(p.application_properties, m.application_properties) as application_properties,
-    m.body, m.body_id, k.died_ms, k.deliveries, k.link, k.client
+    m.row_key, m.enqueued_ms, m.envelope, m.application_properties, m.body, m.body_id,
+    case when {any_patch} then (
+        select row(p.is_deferred, p.delivery_count, p.application_properties)
+        from {schema}.patch p where p.row_key = m.row_key
+    ) end as patch
 """
-SIDES: Final = """
-    left join {schema}.patch p on p.row_key = m.row_key
-    left join {schema}.due d on d.row_key = m.row_key
+DUE: Final = """
+    case when {any_due} then (
+        select d.sequence from {schema}.due d where d.row_key = m.row_key
+    ) end as due_sequence
+"""
+KEPT_ROW: Final = "row(k.sequence, k.delivery_count, k.died_ms, k.deliveries, k.link, k.client)"
+KEPT_OF_ROW: Final = f"""
+    case when {{any_kept}} then (
+        select {KEPT_ROW} from {{schema}}.kept k where k.row_key = m.row_key
+    ) end as kept
 """
 IS_LIVE: Final = """
     and not exists (select from {schema}.settled s where s.row_key = m.row_key)
 """
 """Settled rows can be read by key only: callers know which keys are live (ADR 18)."""
+
+
+def _columns_of(first_key: str, end_key: str) -> str:
+    """Return the columns for rows in a range, given by expressions without columns.
+
+    Whether a side table has a row of the range is found once for a statement.
+    """
+    columns = f"{COLUMNS}, {DUE}, {KEPT_OF_ROW}"
+    for table in ("patch", "due", "kept"):
+        found = f"""(
+            select true from {{schema}}.{table}
+            where row_key >= {first_key} and row_key < {end_key} order by row_key limit 1
+        )"""
+        columns = columns.replace(f"{{any_{table}}}", found)
+    return columns
+
+
+KEYS: Final = "$1::bigint[]"
+ENDS: Final = "$2::bigint[]"
 BY_KEY: Final = f"""
-select {COLUMNS}
-from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key
-where m.row_key = any ($1::bigint[])
+select {_columns_of(f"({KEYS})[1]", f"({KEYS})[cardinality({KEYS})] + 1")}
+from {{schema}}.message m
+where m.row_key = any ({KEYS})
 order by m.row_key
 """
+BY_RANGES: Final = f"""
+select {_columns_of(f"({KEYS})[1]", f"({ENDS})[cardinality({ENDS})]")}
+from unnest({KEYS}, {ENDS}) as r (first_key, end_key)
+cross join lateral (
+    select * from {{schema}}.message w
+    where w.row_key >= r.first_key and w.row_key < r.end_key
+    order by w.row_key limit {PAGE_ROWS}
+) m
+"""
+"""The limit keeps the planner from looking through the ranges for each row of the table."""
 BY_RANGE: Final = f"""
-select {COLUMNS}
-from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key
+select {_columns_of("$1", "$2")}
+from {{schema}}.message m
 where m.row_key >= $1 and m.row_key < $2 {IS_LIVE}
 order by m.row_key
 limit $3
 """
+KEPT_COLUMNS: Final = (
+    f"{COLUMNS.replace('{any_patch}', 'true')}, null::bigint as due_sequence, {KEPT_ROW} as kept"
+)
 BY_NUMBER: Final = f"""
-select {COLUMNS}
-from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key {SIDES}
+select {KEPT_COLUMNS}
+from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key
 where k.entity_no = $1 and k.sub_queue = $2::smallint and k.sequence >= $3 {IS_LIVE}
 order by k.sequence
 limit $4
 """
 BY_NAME: Final = f"""
-select {COLUMNS}
-from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key {SIDES}
+select {KEPT_COLUMNS}
+from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key
 where k.entity_no = $1 and k.sub_queue = $2::smallint and k.sequence = any ($3::bigint[]) {IS_LIVE}
 order by k.sequence
 """
@@ -213,7 +269,9 @@ where s.entity_no = $1 and s.first_ms between $2 and $3 and s.last_ms >= $4
 """`position` may match across two neighbours; the caller checks again."""
 
 
-def _death(died_ms: int, deliveries: int, link: bytes | None, client: str) -> Death:
+def _death(died_ms: int | None, deliveries: int, link: bytes | None, client: str) -> Death | None:
+    if died_ms is None:
+        return None
     receiver = None if link is None else Receiver(link.decode(), client)
     return Death(died_ms, deliveries, receiver)
 
