@@ -262,6 +262,10 @@ def test_messages_are_not_visited_by_the_collector() -> None:
     found += queue_runs.load([StoredRow(2**50, NOW_MS, None, 0, False, sliced[0], None)], 2**40)
     assert len(found) == 4
     assert not any(gc.is_tracked(each) for each in found)
+    unusual = [Envelope(100, ttl_ms=5), Envelope(100, session_id=b"s")]
+    assert all(gc.is_tracked(each) for each in unusual)
+    stored = queue_runs.arrive(unusual, 2**40, 2**41, NOW_MS, rows)
+    assert not any(gc.is_tracked(each) for each in [*unusual, *stored])
 
 
 ROUNDS = 5_000

@@ -6,17 +6,20 @@ messages in its own `Window`, so that a reload can release all of them at once.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
 
+from postbus.entity.queues.runs import ARE_VISITED
 from postbus.message.envelope import SharedBody
 
 MESSAGE_OVERHEAD_BYTES: Final = 512
 """Memory of a loaded message besides its encoded bytes: envelope, slices and queue entry.
 Measured with sys.getsizeof on CPython 3.11: 400 to 560 bytes for a typical message."""
 
-WINDOW_MESSAGES: Final = 50_000
-"""Maximum number of loaded messages of a partition, whatever their size (ADR 16)."""
+WINDOW_MESSAGES: Final = 50_000 if ARE_VISITED else sys.maxsize
+"""Maximum number of loaded messages of a partition, whatever their size: where a garbage collection
+visits them, it takes 20 ms for so many (ADR 16)."""
 
 RESERVE_SHIFT: Final = 3
 """Share of the budget, 1/8, that sub-queues without receivers leave to those with receivers, so
@@ -45,12 +48,20 @@ class Window:
         """Return the number of bytes that may still be loaded; `is_wanted`: for a waiting
         receiver.
         """
-        if self.count >= WINDOW_MESSAGES:
-            return 0
+        return 0 if self.count >= WINDOW_MESSAGES else self._free_bytes(is_wanted=is_wanted)
+
+    def _free_bytes(self, *, is_wanted: bool) -> int:
         limit_bytes = self.budget.limit_bytes
         if not is_wanted:
             limit_bytes -= limit_bytes >> RESERVE_SHIFT
         return limit_bytes - self.budget.used_bytes
+
+    def has_room(self, count: int, size_bytes: int, *, is_wanted: bool) -> bool:
+        """Return whether `count` messages of `size_bytes` together may be loaded."""
+        cost = size_bytes + count * MESSAGE_OVERHEAD_BYTES
+        return (
+            self.count + count <= WINDOW_MESSAGES and self._free_bytes(is_wanted=is_wanted) >= cost
+        )
 
     @property
     def is_over(self) -> bool:

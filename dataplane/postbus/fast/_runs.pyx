@@ -767,7 +767,10 @@ cdef class QueueRuns:
         return loaded
 
     cdef object _queued(self, row_key, sequence, enqueued_ms, envelope):
+        """Return a queued message; the garbage collector will not visit its envelope either."""
         cdef Slots slots = self.messages
+        if type(envelope) is self.envelopes.owner:
+            PyObject_GC_UnTrack(envelope)
         message = _new(slots.owner)
         slots.set(message, ROW_KEY, row_key)
         slots.set(message, SEQUENCE, sequence)

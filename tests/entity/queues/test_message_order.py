@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable
 
@@ -323,21 +324,22 @@ class OrderModel(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def append_keys(self, count: int) -> None:
-        self.unload_tail()
+        self.unload_tail(sys.maxsize)
+        assert not self.order.has_tail
         row_keys = self.new_keys(count)
         self.order.append_keys(row_keys)
         self.keys += row_keys
 
-    @rule()
-    def unload_tail(self) -> None:
-        tail = self.tail()
-        assert [message.row_key for message in self.order.unload_tail()] == tail
+    @rule(limit=st.integers(1, 6) | st.just(sys.maxsize))
+    def unload_tail(self, limit: int) -> None:
+        tail = self.tail()[:limit]
+        assert [message.row_key for message in self.order.unload_tail(limit)] == tail
         self.loaded -= set(tail)
 
-    @rule()
-    def unload_ready(self) -> None:
-        ready = [row_key for row_key in self.front() if row_key not in self.returned]
-        assert [message.row_key for message in self.order.unload_ready()] == ready
+    @rule(limit=st.integers(1, 6) | st.just(sys.maxsize))
+    def unload_ready(self, limit: int) -> None:
+        ready = [row_key for row_key in self.front() if row_key not in self.returned][-limit:]
+        assert [message.row_key for message in self.order.unload_ready(limit)] == ready
         self.loaded -= set(ready)
 
     @rule(count=st.integers(0, 6))

@@ -78,6 +78,14 @@ class Ledger:
             self._window.unshare(envelope.shared)
         self._window.remove(1, envelope.size_bytes)
 
+    def unload_all(self, envelopes: list[Envelope]) -> None:
+        """Do the same as `unload` for several."""
+        window = self._window
+        for envelope in envelopes:
+            if envelope.shared is not None:
+                window.unshare(envelope.shared)
+        window.remove(len(envelopes), sum([envelope.size_bytes for envelope in envelopes]))
+
     # --- leaving ----------------------------------------------------------------------------------
 
     def leave(self, message: QueuedMessage) -> None:

@@ -6,6 +6,7 @@ they are loaded and unloaded.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -66,6 +67,10 @@ class MessageOrder:
     def backlog_count(self) -> int:
         """Number of messages that are keys."""
         return len(self._backlog) - self._head
+
+    @property
+    def has_tail(self) -> bool:
+        return bool(self._tail)
 
     @property
     def has_absent(self) -> bool:
@@ -193,24 +198,31 @@ class MessageOrder:
 
     # --- unloading --------------------------------------------------------------------------------
 
-    def unload_tail(self) -> Collection[QueuedMessage]:
-        """Keep only the keys of the tail; return its messages."""
+    def unload_tail(self, limit: int = sys.maxsize) -> Collection[QueuedMessage]:
+        """Keep only the keys of the first messages of the tail; return these."""
         tail = self._tail
-        if tail:
-            self._backlog.extend([message.row_key for message in tail])
-            self._tail = _NO_MESSAGES
-        return tail
+        if limit < len(tail):
+            take = tail.popleft
+            unloaded: Collection[QueuedMessage] = [take() for _ in range(limit)]
+        else:
+            unloaded, self._tail = tail, _NO_MESSAGES
+        self._backlog.extend([message.row_key for message in unloaded])
+        return unloaded
 
-    def unload_ready(self) -> Collection[QueuedMessage]:
-        """Keep only the keys of the ready messages; return these."""
+    def unload_ready(self, limit: int = sys.maxsize) -> Collection[QueuedMessage]:
+        """Keep only the keys of the last ready messages; return these."""
         ready = self._ready
-        if ready:
-            keys = array("q", [message.row_key for message in ready])
+        if limit < len(ready):
+            take = ready.pop
+            unloaded: Collection[QueuedMessage] = [take() for _ in range(limit)][::-1]
+        else:
+            unloaded, self._ready = ready, deque()
+        if unloaded:
+            keys = array("q", [message.row_key for message in unloaded])
             keys.extend(self._backlog[self._head :])
             self._backlog = keys
             self._head = 0
-            self._ready = deque()
-        return ready
+        return unloaded
 
     def note_unloaded(self, message: QueuedMessage) -> None:
         """Record that a returned message has lost its envelope."""

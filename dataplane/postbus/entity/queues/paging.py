@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final
 
 from postbus.entity.commands import StoredRow
@@ -33,6 +33,9 @@ LOW_WATER: Final = 500
 """Number of loaded messages below which more are fetched: a read takes about as long as delivering
 these. Our choice: half a fetch."""
 
+UNLOADED_MESSAGES: Final = 5_000
+"""Messages unloaded at a time, which takes 2 ms. Our choice."""
+
 
 def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> None:
     """Load messages that waiting receivers take at once or that fit; keep the keys of the rest."""
@@ -48,13 +51,25 @@ def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> No
         cost = envelope.size_bytes + MESSAGE_OVERHEAD_BYTES
         if demand <= 0 and (cost > room_bytes or window.count >= WINDOW_MESSAGES):
             order.extend(arrived[:index])
-            evict_tail(sub)
-            order.append_keys([message.row_key for message in arrived[index:]])
+            _append_without_room(sub, arrived[index:])
             return
         sub.ledger.load(envelope)
         room_bytes -= cost
         demand -= 1
     order.extend(arrived)
+
+
+def _append_without_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> None:
+    """Load new messages in place of older ones behind the backlog; if there are none, keep keys."""
+    order = sub.order
+    envelopes = [message.envelope for message in arrived if message.envelope is not None]
+    size_bytes = sum([envelope.size_bytes for envelope in envelopes])
+    free_room(sub, order.unload_tail, len(arrived), size_bytes, is_wanted=bool(sub.waiting))
+    if order.has_tail:
+        order.extend(arrived)
+        sub.ledger.load_all(envelopes, size_bytes, is_shared=True)
+    else:
+        order.append_keys([message.row_key for message in arrived])
 
 
 # --- unloading ------------------------------------------------------------------------------------
@@ -80,23 +95,39 @@ def evict_ready(sub: SubQueueState) -> None:
     _forget(sub, sub.order.unload_ready())
 
 
-def _forget(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> None:
-    for message in messages:
-        assert message.envelope is not None
-        sub.ledger.unload(message.envelope)
-        if message.failures:
-            sub.attempts[message.row_key] = message.failures
+def free_room(
+    sub: SubQueueState,
+    unload: Callable[[int], Collection[QueuedMessage]],
+    count: int,
+    size_bytes: int,
+    *,
+    is_wanted: bool = True,
+) -> None:
+    """Unload messages of the order until `count` others, of `size_bytes` together, have room."""
+    window = sub.context.window
+    while not window.has_room(count, size_bytes, is_wanted=is_wanted):
+        messages = unload(UNLOADED_MESSAGES)
+        if not messages:
+            return
+        _forget(sub, messages)
+
+
+def _forget(sub: SubQueueState, messages: Collection[QueuedMessage]) -> None:
+    sub.ledger.unload_all(
+        [message.envelope for message in messages if message.envelope is not None]
+    )
+    sub.attempts.update(
+        [(message.row_key, message.failures) for message in messages if message.failures]
+    )
 
 
 def shed(sub: SubQueueState) -> None:
     """Unload messages of this sub-queue, the least useful first, until it is within the budget."""
     window = sub.context.window
-    if window.is_over:
-        evict_tail(sub)
+    free_room(sub, sub.order.unload_tail, 0, 0)
     if window.is_over:
         _unload_locked(sub)
-    if window.is_over:
-        evict_ready(sub)
+    free_room(sub, sub.order.unload_ready, 0, 0)
     if window.is_over:
         for message in sub.order.returned():
             if message.envelope is not None:
@@ -113,14 +144,16 @@ def _unload_locked(sub: SubQueueState) -> None:
                 return
 
 
-def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
+def _relieve(sub: SubQueueState, count: int, size_bytes: int) -> None:
     """Make room for waiting receivers: unload messages without a receiver."""
-    evict_tail(sub)
-    for message in sub.locks.values():
-        if message.envelope is not None:
-            unload(sub, message)
-    for other in sub.context.sub_queues:
-        other.make_room(wanted_bytes)
+    window = sub.context.window
+    free_room(sub, sub.order.unload_tail, count, size_bytes)
+    if not window.has_room(count, size_bytes, is_wanted=True):
+        for message in sub.locks.values():
+            if message.envelope is not None:
+                unload(sub, message)
+        for other in sub.context.sub_queues:
+            other.make_room(size_bytes + count * MESSAGE_OVERHEAD_BYTES)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -152,7 +185,8 @@ def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
         if stub_keys:
             row_keys += stub_keys
             if _affordable(sub, len(row_keys)) < len(row_keys):
-                evict_ready(sub)  # returned messages come first
+                stub_bytes = len(row_keys) * sub.entity.average_bytes
+                free_room(sub, order.unload_ready, len(row_keys), stub_bytes)  # these come first
         count = min(limit - len(row_keys), order.backlog_count)
         if count:
             count = min(count, _affordable(sub, count))
@@ -166,12 +200,13 @@ def _affordable(sub: SubQueueState, count: int) -> int:
     """Return how many messages of the usual size have room, after making some if need be."""
     window = sub.context.window
     is_wanted = bool(sub.waiting)
-    cost = sub.entity.average_bytes + MESSAGE_OVERHEAD_BYTES
+    average_bytes = sub.entity.average_bytes
+    if is_wanted and not window.has_room(count, average_bytes * count, is_wanted=True):
+        _relieve(sub, count, average_bytes * count)
     room_bytes = window.room_bytes(is_wanted=is_wanted)
-    if is_wanted and room_bytes < cost * count:
-        _relieve(sub, cost * count)
-        room_bytes = window.room_bytes(is_wanted=True)
-    return room_bytes // cost
+    return min(
+        room_bytes // (average_bytes + MESSAGE_OVERHEAD_BYTES), WINDOW_MESSAGES - window.count
+    )
 
 
 def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
@@ -269,12 +304,7 @@ def _take_run(sub: SubQueueState, rows: deque[StoredRow]) -> bool:
     envelopes = [row[5] for row in rows]
     size_bytes = sum([envelope.size_bytes for envelope in envelopes])
     offset = sub.numbering.offset_of(row_keys[0], row_keys[-1])
-    room_bytes = window.room_bytes(is_wanted=bool(sub.waiting))
-    if (
-        offset is None
-        or room_bytes < size_bytes + len(rows) * MESSAGE_OVERHEAD_BYTES
-        or window.count + len(rows) > WINDOW_MESSAGES
-    ):
+    if offset is None or not window.has_room(len(rows), size_bytes, is_wanted=bool(sub.waiting)):
         return False
     sub.ledger.load_all(envelopes, size_bytes)
     sub.order.load_next(runs.load(rows, offset))

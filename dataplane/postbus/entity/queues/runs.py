@@ -85,6 +85,9 @@ def complete_usual(
     return (0, 0) if in_c is None else in_c.complete(tokens, held, now_ms, gone)
 
 
+ARE_VISITED: Final = not IS_ACCELERATED
+"""True if a garbage collection visits each message: it does not visit those made in C."""
+
 in_c: Final = (
     QueueRuns(Envelope, QueuedMessage, InsertMessage, Delivery) if IS_ACCELERATED else None
 )

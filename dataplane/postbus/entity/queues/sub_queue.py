@@ -35,7 +35,6 @@ from postbus.entity.queues import locks, paging, runs
 from postbus.entity.queues.ledger import Ledger
 from postbus.entity.queues.message_order import MessageOrder
 from postbus.entity.queues.queued_message import QueuedMessage
-from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
@@ -206,14 +205,8 @@ class SubQueueState:
         """Keep new messages, loaded if there is room, and deliver to waiting receivers."""
         context = self.context
         count = len(arrived)
-        needed_bytes = total_bytes + count * MESSAGE_OVERHEAD_BYTES
-        if is_shared:
-            needed_bytes -= _held_bytes(envelopes)
-        window = context.window
-        if (
-            window.room_bytes(is_wanted=bool(self.waiting)) >= needed_bytes
-            and window.count + count <= WINDOW_MESSAGES
-        ):
+        needed_bytes = total_bytes - _held_bytes(envelopes) if is_shared else total_bytes
+        if context.window.has_room(count, needed_bytes, is_wanted=bool(self.waiting)):
             self.order.extend(arrived)
             self.ledger.load_all(envelopes, total_bytes, is_shared=is_shared)
         else:
@@ -411,13 +404,9 @@ class SubQueueState:
 
     def make_room(self, wanted_bytes: int) -> None:
         """Unload messages if no receiver waits and the window lacks room."""
-        if (
-            not self.waiting
-            and not self.order.is_empty
-            and self.context.window.room_bytes(is_wanted=True) < wanted_bytes
-        ):
-            paging.evict_tail(self)
-            paging.evict_ready(self)
+        if not self.waiting:
+            paging.free_room(self, self.order.unload_tail, 0, wanted_bytes)
+            paging.free_room(self, self.order.unload_ready, 0, wanted_bytes)
 
     def ask(self) -> None:
         """Request the rows needed next from the host; `fetch_keys` is set until they arrive."""

@@ -19,7 +19,7 @@ from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.queues.sub_queue import SubQueueState
 from postbus.entity.sessions.session_messages import SESSION_BYTES, SessionMessages
 from postbus.entity.sessions.session_states import SessionStates
-from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
+from postbus.entity.window import MESSAGE_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -116,12 +116,8 @@ class MessagesBySession(SubQueueState):
         assert not is_shared, "sessions have no bodies in common"
         window = self.context.window
         count = len(arrived)
-        needed_bytes = total_bytes + count * (MESSAGE_OVERHEAD_BYTES + SESSION_BYTES)
         touched: dict[SessionMessages, None] = {}
-        if (
-            window.room_bytes(is_wanted=False) < needed_bytes
-            or window.count + count > WINDOW_MESSAGES
-        ):
+        if not window.has_room(count, total_bytes + count * SESSION_BYTES, is_wanted=False):
             for message in arrived:
                 self._take_short_of_room(message, touched)
         else:
