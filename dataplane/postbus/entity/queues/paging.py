@@ -229,15 +229,15 @@ def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
 
     The fetch counts as open until all rows were used, so that no other is requested meanwhile.
     """
-    by_key = {row.row_key: row for row in rows}
-    for row_key in sub.fetch_keys or ():
-        if row_key not in by_key:
-            assert not sub.order.is_absent(row_key), f"row {row_key} of a message is not stored"
-            assert row_key not in sub.doomed, f"row {row_key} of a message is not stored"
-    for row_key in [row_key for row_key in by_key if row_key in sub.doomed]:
-        doomed = sub.doomed.pop(row_key)
-        load(sub, doomed, by_key.pop(row_key))
-        settle_doomed(sub, doomed)
+    by_key = {row[0]: row for row in rows}
+    for row_key in set(sub.fetch_keys or ()).difference(by_key):
+        assert not sub.order.is_absent(row_key), f"row {row_key} of a message is not stored"
+        assert row_key not in sub.doomed, f"row {row_key} of a message is not stored"
+    if sub.doomed:
+        for row_key in [row_key for row_key in by_key if row_key in sub.doomed]:
+            doomed = sub.doomed.pop(row_key)
+            load(sub, doomed, by_key.pop(row_key))
+            settle_doomed(sub, doomed)
     hand_out(sub, deque(by_key.values()))
     sub.fetch_keys = None
     if sub.waiting:
@@ -293,11 +293,12 @@ def _take_run(sub: SubQueueState, rows: deque[StoredRow]) -> bool:
     """Load rows together if they are the next ones, fit, and nothing else is known of them."""
     context, window = sub.context, sub.context.window
     row_keys = [row[0] for row in rows]
+    failures = [row[3] for row in rows]
     if (
         not row_keys
         or not sub.is_main
         or sub.order.next_keys(len(rows)) != array("q", row_keys)
-        or any(row[3] for row in rows)
+        or any(failures)
         or not (context.is_unchanged(row_keys) and sub.attempts.keys().isdisjoint(row_keys))
     ):
         return False
