@@ -44,8 +44,7 @@ ACTIVITIES = {
     ),
     Kind.VACUUM: "state = 'active' and query ilike 'vacuum%message'",
     Kind.PAGING: (
-        "state = 'active' and application_name = 'postbus reader'"
-        " and query like '%order by m.row_key%'"
+        "state = 'active' and application_name = 'postbus reader' and query like '%m.envelope%'"
     ),
 }
 """Conditions on `pg_stat_activity` that show the moment."""
