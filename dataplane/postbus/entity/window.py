@@ -19,7 +19,7 @@ Measured with sys.getsizeof on CPython 3.11: 400 to 560 bytes for a typical mess
 
 WINDOW_MESSAGES: Final = 50_000 if ARE_VISITED else sys.maxsize
 """Maximum number of loaded messages of a partition, whatever their size: where a garbage collection
-visits them, it takes 20 ms for so many (ADR 16)."""
+visits them, it takes tens of milliseconds for so many (ADR 16)."""
 
 RESERVE_SHIFT: Final = 3
 """Share of the budget, 1/8, that sub-queues without receivers leave to those with receivers, so
