@@ -32,7 +32,7 @@ PROPERTIES = b"\x00\x53\x73\xc0\x05\x01\xa1\x02m1"
 
 def envelope_of(blob: bytes) -> Envelope:
     """Return the message of a row, as a read of the store makes it."""
-    body = bytes(bytearray(1_024))
+    body = bytes(1_024)
     record = (FIRST_KEY, 0, blob, None, body, None, None, None, None)
     rows = unpack_usual_rows([record], StoredRow)
     return rows[0].envelope if rows else unpack_envelope(blob, None, body)

@@ -24,6 +24,7 @@ from postbus.store.bulk_reads import (
 from postbus.store.migrate import schema_of
 from postbus.store.parts import unsettled_ranges
 from postbus.store.postgres import Store
+from postbus.store.reads import has_rows
 
 SCAN_ROWS: Final = 16_384
 """Rows that one statement looks at. Source: measured for marks, 30 ms (`look_keys`)."""
@@ -214,13 +215,6 @@ _ROWS: Final = """(
 for each message in four empty tables is half of the time of a read."""
 
 
-def _any(table: str) -> str:
-    return f"""(
-        select true from {{schema}}.{table} where row_key >= $1 and row_key < $2
-        order by row_key limit 1
-    )"""
-
-
 _MORE: Final = """
            case when $9::boolean and m.how is null then
                coalesce(($10::jsonb ->> m.row_key::text)::int, m.stored_count)
@@ -266,10 +260,10 @@ _CHUNK: Final = (
     CHUNK_OF.replace("{measured}", _MEASURED)
     .replace("{rows}", _ROWS)
     .replace("{in_part}", IN_PART)
-    .replace("{any_settled}", _any("settled"))
-    .replace("{any_patch}", _any("patch"))
-    .replace("{any_kept}", _any("kept"))
-    .replace("{any_due}", _any("due"))
+    .replace("{any_settled}", has_rows("settled", "$1", "$2"))
+    .replace("{any_patch}", has_rows("patch", "$1", "$2"))
+    .replace("{any_kept}", has_rows("kept", "$1", "$2"))
+    .replace("{any_due}", has_rows("due", "$1", "$2"))
     .replace("{sequence}", "m.sequence")
     .replace("{more}", _MORE)
     .replace("{more_sent}", _MORE_SENT)
@@ -280,7 +274,7 @@ _CHUNK: Final = (
 IS_LIVE: Final = f"""
     (
         select true from {{schema}}.settled s
-        where {_any("settled")} and s.row_key = w.row_key limit 1
+        where {has_rows("settled", "$1", "$2")} and s.row_key = w.row_key limit 1
     ) is null"""
 PEEK: Final = _CHUNK.replace("{measured_wanted}", IS_LIVE).replace("{wanted}", "s.how is null")
 IN_TIME: Final = "w.enqueued_ms >= $11 and w.enqueued_ms < $12"

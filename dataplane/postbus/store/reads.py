@@ -200,18 +200,22 @@ IS_LIVE: Final = """
 
 
 def _columns_of(first_key: str, end_key: str) -> str:
-    """Return the columns for rows in a range, given by expressions without columns.
-
-    Whether a side table has a row of the range is found once for a statement.
-    """
+    """Return the columns for rows in a range, given by expressions without columns."""
     columns = f"{COLUMNS}, {DUE}, {KEPT_OF_ROW}"
     for table in ("patch", "due", "kept"):
-        found = f"""(
-            select true from {{schema}}.{table}
-            where row_key >= {first_key} and row_key < {end_key} order by row_key limit 1
-        )"""
-        columns = columns.replace(f"{{any_{table}}}", found)
+        columns = columns.replace(f"{{any_{table}}}", has_rows(table, first_key, end_key))
     return columns
+
+
+def has_rows(table: str, first_key: str, end_key: str) -> str:
+    """Return an expression that is true if a side table has a row in a range, else null.
+
+    It is evaluated once for a statement if the range has no columns in it.
+    """
+    return f"""(
+        select true from {{schema}}.{table} where row_key >= {first_key} and row_key < {end_key}
+        order by row_key limit 1
+    )"""
 
 
 KEYS: Final = "$1::bigint[]"

@@ -86,7 +86,7 @@ def complete_usual(
 
 
 ARE_VISITED: Final = not IS_ACCELERATED
-"""True if a garbage collection visits each message: it does not visit those made in C."""
+"""True if a garbage collection visits each message of a queue: with the functions in C none."""
 
 in_c: Final = (
     QueueRuns(Envelope, QueuedMessage, InsertMessage, Delivery) if IS_ACCELERATED else None
